@@ -1,0 +1,430 @@
+"""The words in which a model family is written: a `Builder` writes a `Program`, and a Program is data.
+
+A family reads the metadata of a `Checkpoint` and calls the Builder's operations in the order in which the model
+computes. Every operation makes one value, a matrix `[num_tokens, width]`, whose width is checked as it is written.
+The Program says what is computed, from which tensors of the checkpoint; it knows no device, no batch and no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from msgspec import Struct
+
+from .errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .protocols import Artifact
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+class ShapeError(ModelError):
+    """An operation was given values that do not fit together."""
+
+
+class Checkpoint(Protocol):
+    """An opened checkpoint: its metadata and its table of tensors. Weights are read one at a time.
+
+    Attributes:
+        architecture: the family's name in the checkpoint, such as `llama` (GGUF) or `LlamaForCausalLM` (Hugging Face).
+        metadata: GGUF key/values, or `config.json`.
+        shapes: tensor name → shape, outermost dimension first as torch has it.
+        generation: `generation_config.json`; empty for GGUF.
+    """
+
+    artifact: Artifact
+    architecture: str
+    metadata: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    generation: Mapping[str, Any]
+
+    def tensor(self, name: str) -> Tensor:
+        """The whole tensor in float32, dequantized, contiguous, in memory of its own.
+
+        Raises:
+            ModelError: there is none of that name, or its type cannot be read.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the files. Nothing may be read afterwards."""
+        ...
+
+
+class Weight(Struct, frozen=True, kw_only=True):
+    """A tensor that a Program needs.
+
+    Attributes:
+        shape: as the Program multiplies with it; the checkpoint's tensor must have the same.
+        source: the tensor's name in the checkpoint.
+        permuted_heads: not 0 where the checkpoint interleaves the two halves of each of that many heads along the rows
+            (rows 0, d/2, 1, d/2 + 1, …), as GGUF does with Q and K of llama; undone when it is loaded.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    source: str
+    permuted_heads: int = 0
+
+
+class Value(Struct, frozen=True):
+    """What operation *index* made: `[num_tokens, width]`, after `head` `[num_samples, width]`."""
+
+    index: int
+    width: int
+
+
+class Operation(Struct, frozen=True, kw_only=True, tag=True):
+    """One step of a Program. Integer fields named after an operand are indices of the operations that made it."""
+
+
+class Embed(Operation, frozen=True, kw_only=True):
+    """Row `token_ids` of the table *weight*."""
+
+    weight: str
+
+
+class Norm(Operation, frozen=True, kw_only=True):
+    """`x / sqrt(mean(x²) + eps) · weight`, over each run of as many features as *weight* has.
+
+    Source: Zhang and Sennrich 2019, Root Mean Square Layer Normalization, arXiv:1910.07467.
+    """
+
+    x: int
+    weight: str
+    eps: float
+
+
+class Linear(Operation, frozen=True, kw_only=True):
+    """`x · weightᵀ + bias`."""
+
+    x: int
+    weight: str
+    bias: str | None
+
+
+class Rotate(Operation, frozen=True, kw_only=True):
+    """Turn features j and j + len(frequencies) of each head by the angle position · frequencies[j], in float32.
+
+    Source: Su et al. 2021, RoFormer, arXiv:2104.09864, section 3.4.2, in the order of features that Hugging Face uses.
+    """
+
+    x: int
+    head_dim: int
+    frequencies: tuple[float, ...]
+
+
+class Attend(Operation, frozen=True, kw_only=True):
+    """Causal attention of each token over its own sequence, through the KV cache of *layer*.
+
+    Attributes:
+        window: see only that many tokens, the own one included; None: all.
+        softcap: squash scores to `softcap · tanh(score / softcap)`; None: not.
+    """
+
+    query: int
+    key: int
+    value: int
+    layer: int
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+class Gated(Operation, frozen=True, kw_only=True):
+    """`activation(gate) · up`, element by element."""
+
+    gate: int
+    up: int
+    activation: Activation
+
+
+class Add(Operation, frozen=True, kw_only=True):
+    """`a + b`."""
+
+    a: int
+    b: int
+
+
+class Scale(Operation, frozen=True, kw_only=True):
+    """`x · factor`."""
+
+    x: int
+    factor: float
+
+
+class Softcap(Operation, frozen=True, kw_only=True):
+    """`cap · tanh(x / cap)`."""
+
+    x: int
+    cap: float
+
+
+class Expert(Struct, frozen=True, kw_only=True):
+    """The weights of one gated feed-forward layer."""
+
+    gate: str
+    up: str
+    down: str
+
+
+class Moe(Operation, frozen=True, kw_only=True):
+    """The *num_selected* likeliest experts of each token, by softmax over *router*, summed with their probabilities.
+
+    Attributes:
+        renormalize: scale the chosen probabilities to a sum of 1.
+
+    Source: Jiang et al. 2024, Mixtral of Experts, arXiv:2401.04088, section 2.1.
+    """
+
+    x: int
+    router: str
+    experts: tuple[Expert, ...]
+    num_selected: int
+    renormalize: bool
+    activation: Activation
+
+
+class Head(Operation, frozen=True, kw_only=True):
+    """Logits of the sampled rows only: `x[sample_rows] · weightᵀ`, `[num_samples, vocab_size]`."""
+
+    x: int
+    weight: str
+
+
+Op = Embed | Norm | Linear | Rotate | Attend | Gated | Add | Scale | Softcap | Moe | Head
+
+
+class Program(Struct, frozen=True, kw_only=True):
+    """A model, as data. Operation i makes value i; the last one makes the logits.
+
+    Attributes:
+        weights: canonical name → weight; a tied head names the embedding's.
+        max_positions: tokens a sequence may have.
+    """
+
+    ops: tuple[Op, ...]
+    weights: Mapping[str, Weight]
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int
+
+    @property
+    def matrices(self) -> dict[str, str | None]:
+        """Weights that a quantizer takes over, each with its bias, in the order in which they are first used."""
+        found: dict[str, str | None] = {}
+        for op in self.ops:
+            match op:
+                case Linear():
+                    found[op.weight] = op.bias
+                case Moe():
+                    found[op.router] = None
+                    found |= {name: None for expert in op.experts for name in (expert.gate, expert.up, expert.down)}
+                case Head():
+                    found[op.weight] = None
+        return found
+
+
+def rotary_frequencies(theta: float, head_dim: int) -> tuple[float, ...]:
+    """Radians a position, one for each pair of features: `theta ** (-2j / head_dim)`.
+
+    Raises:
+        ShapeError: *head_dim* is odd.
+    """
+    if head_dim % 2:
+        raise ShapeError(f"head_dim must be even to be rotated in pairs, got {head_dim}")
+    return tuple(float(theta ** (-2 * j / head_dim)) for j in range(head_dim // 2))
+
+
+class Builder:
+    """Writes a Program, one operation a call, and checks that widths fit.
+
+    Args:
+        source: canonical name of a weight → name of the checkpoint's tensor.
+
+    Raises:
+        ShapeError: from any method, where values or sizes do not fit.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Callable[[str], str],
+        num_layers: int,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        vocab_size: int,
+        max_positions: int,
+    ) -> None:
+        self._sizes = {
+            "num_layers": num_layers,
+            "hidden_size": hidden_size,
+            "num_heads": num_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "vocab_size": vocab_size,
+            "max_positions": max_positions,
+        }
+        for name, size in self._sizes.items():
+            if size < 1:
+                raise ShapeError(f"{name} must be at least 1, got {size}")
+        if num_heads % num_kv_heads:
+            raise ShapeError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
+        self._source = source
+        self._ops: list[Op] = []
+        self._weights: dict[str, Weight] = {}
+        self._next_layer = 0
+
+    def embed(self, name: str = "embed") -> Value:
+        """Start: one row of the table `[vocab_size, hidden_size]` a token."""
+        shape = (self._sizes["vocab_size"], self._sizes["hidden_size"])
+        return self._made(Embed(weight=self._weight(name, shape)), self._sizes["hidden_size"])
+
+    def norm(self, x: Value, name: str, *, eps: float, width: int | None = None) -> Value:
+        """RMS norm over all features of *x*, or over each run of *width* of them (a head)."""
+        width = x.width if width is None else width
+        if width < 1 or x.width % width:
+            raise ShapeError(f"norm {name}: a width of {x.width} has no runs of {width}")
+        return self._made(Norm(x=x.index, weight=self._weight(name, (width,)), eps=eps), x.width)
+
+    def linear(self, x: Value, name: str, width: int, *, bias: bool = False, permuted_heads: int = 0) -> Value:
+        """Multiply with `[width, x.width]`; *permuted_heads* as in `Weight`."""
+        weight = self._weight(name, (width, x.width), permuted_heads)
+        named = self._weight(f"{name}.bias", (width,), permuted_heads) if bias else None
+        return self._made(Linear(x=x.index, weight=weight, bias=named), width)
+
+    def rotate(self, x: Value, frequencies: tuple[float, ...]) -> Value:
+        """Turn the first `2 · len(frequencies)` features of each head by its position."""
+        head_dim = self._sizes["head_dim"]
+        if x.width % head_dim:
+            raise ShapeError(f"rotate: a width of {x.width} is not a whole number of heads of {head_dim}")
+        if not 1 <= len(frequencies) <= head_dim // 2:
+            raise ShapeError(
+                f"rotate: heads of {head_dim} have {head_dim // 2} pairs, got {len(frequencies)} frequencies"
+            )
+        return self._made(Rotate(x=x.index, head_dim=head_dim, frequencies=frequencies), x.width)
+
+    def attend(
+        self,
+        query: Value,
+        key: Value,
+        value: Value,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Value:
+        """The next layer's attention; *scale* is `head_dim ** -0.5` unless given."""
+        head_dim = self._sizes["head_dim"]
+        query_width, kv_width = self._sizes["num_heads"] * head_dim, self._sizes["num_kv_heads"] * head_dim
+        found = (query.width, key.width, value.width)
+        if found != (query_width, kv_width, kv_width):
+            raise ShapeError(
+                f"attend: query, key and value must be {query_width}, {kv_width} and {kv_width} wide, got "
+                f"{found[0]}, {found[1]} and {found[2]}"
+            )
+        op = Attend(
+            query=query.index,
+            key=key.index,
+            value=value.index,
+            layer=self._next_layer,
+            scale=head_dim**-0.5 if scale is None else scale,
+            window=window,
+            softcap=softcap,
+        )
+        self._next_layer += 1
+        return self._made(op, query.width)
+
+    def gated(self, gate: Value, up: Value, activation: Activation = "silu") -> Value:
+        """`activation(gate) · up`."""
+        self._same("gated", gate, up)
+        return self._made(Gated(gate=gate.index, up=up.index, activation=activation), gate.width)
+
+    def add(self, a: Value, b: Value) -> Value:
+        """`a + b`."""
+        self._same("add", a, b)
+        return self._made(Add(a=a.index, b=b.index), a.width)
+
+    def scale(self, x: Value, factor: float) -> Value:
+        """`x · factor`."""
+        return self._made(Scale(x=x.index, factor=factor), x.width)
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        """`cap · tanh(x / cap)`."""
+        if cap <= 0:
+            raise ShapeError(f"softcap must be above 0, got {cap}")
+        return self._made(Softcap(x=x.index, cap=cap), x.width)
+
+    def moe(
+        self,
+        x: Value,
+        name: str,
+        width: int,
+        *,
+        num_experts: int,
+        num_selected: int,
+        renormalize: bool = True,
+        activation: Activation = "silu",
+    ) -> Value:
+        """Experts of inner *width*; weights are `name.router` and `name.experts.N.gate`, `.up` and `.down`."""
+        if not 1 <= num_selected <= num_experts:
+            raise ShapeError(f"moe {name}: cannot select {num_selected} of {num_experts} experts")
+        inner, outer = (width, x.width), (x.width, width)
+        experts = tuple(
+            Expert(
+                gate=self._weight(f"{name}.experts.{i}.gate", inner),
+                up=self._weight(f"{name}.experts.{i}.up", inner),
+                down=self._weight(f"{name}.experts.{i}.down", outer),
+            )
+            for i in range(num_experts)
+        )
+        op = Moe(
+            x=x.index,
+            router=self._weight(f"{name}.router", (num_experts, x.width)),
+            experts=experts,
+            num_selected=num_selected,
+            renormalize=renormalize,
+            activation=activation,
+        )
+        return self._made(op, x.width)
+
+    def head(self, x: Value, name: str = "head") -> Value:
+        """Logits of the sampled rows; a tied head gives the embedding's name."""
+        vocab_size = self._sizes["vocab_size"]
+        return self._made(Head(x=x.index, weight=self._weight(name, (vocab_size, x.width))), vocab_size)
+
+    def build(self) -> Program:
+        """The Program; the operation written last makes its logits."""
+        num_layers = self._sizes["num_layers"]
+        if self._next_layer != num_layers:
+            raise ShapeError(f"a Program of {num_layers} layers must attend {num_layers} times, got {self._next_layer}")
+        if not any(isinstance(op, Head) for op in self._ops):
+            raise ShapeError("a Program must end in logits; call head")
+        return Program(ops=tuple(self._ops), weights=self._weights, **self._sizes)
+
+    def _weight(self, name: str, shape: tuple[int, ...], permuted_heads: int = 0) -> str:
+        if permuted_heads and shape[0] % (2 * permuted_heads):
+            raise ShapeError(f"weight {name}: {shape[0]} rows are not {permuted_heads} heads of two halves")
+        weight = Weight(name=name, shape=shape, source=self._source(name), permuted_heads=permuted_heads)
+        known = self._weights.setdefault(name, weight)
+        if known != weight:
+            raise ShapeError(f"weight {name} is used as {list(known.shape)} and as {list(shape)}")
+        return name
+
+    def _same(self, what: str, a: Value, b: Value) -> None:
+        if a.width != b.width:
+            raise ShapeError(f"{what}: both sides must be equally wide, got {a.width} and {b.width}")
+
+    def _made(self, op: Op, width: int) -> Value:
+        self._ops.append(op)
+        return Value(len(self._ops) - 1, width)

@@ -1,0 +1,600 @@
+"""What the built objects must do: one protocol an extension point, and the few that join the stages.
+
+Where each runs is part of its contract. *Loop*: the Trio thread, never blocks longer than 1 ms, never touches
+tensors. *Compute*: the one thread that owns the model; never awaits, never touches Trio. *Worker*: a thread borrowed for
+the call; may block. *Start*: before the line runs; may take seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from array import array
+
+    from torch import Tensor
+
+    from .messages import Admit, Cancel, ChatPrompt, Delta, Park, Request, Resume, Step, StepResult
+    from .program import Checkpoint, Program
+
+# ── between the stages ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Mailbox(Protocol):
+    """The bounded end of a request's line. Written by `stream`, read by whoever answers the client."""
+
+    @property
+    def closed(self) -> bool:
+        """The reader has gone: the request is cancelled."""
+        ...
+
+    @property
+    def failed(self) -> bool:
+        """An error was put in: nothing after it counts."""
+        ...
+
+    @property
+    def parked(self) -> bool:
+        """The reader does not keep up."""
+        ...
+
+    def put(self, delta: Delta) -> None:
+        """Never blocks and never fails; merges when full."""
+        ...
+
+    async def receive(self) -> Delta | None:
+        """The next delta, waiting for it; None after the last."""
+        ...
+
+    def receive_nowait(self) -> Delta | None:
+        """The next delta, or None when there is none now."""
+        ...
+
+    def close(self) -> None:
+        """The reader goes."""
+        ...
+
+    def attach(self, tell: Callable[[type[Cancel] | type[Park] | type[Resume]], None]) -> None:
+        """Say how to tell the line that the reader has gone, fell behind, or is back."""
+        ...
+
+
+class Timeline(Protocol):
+    """A request is always in exactly one state; the states sum to its wall time."""
+
+    def enter(self, state: str) -> None:
+        """Leave the present state now and be in *state*."""
+        ...
+
+    def span(self, name: str, seconds: float) -> None:
+        """Add to work that overlaps the states: compute, sampling, detokenizing."""
+        ...
+
+    def mark(self, event: str) -> None:
+        """Remember when *event* (such as `first_token`) happened, the first time only."""
+        ...
+
+    def end(self) -> None:
+        """The reader has taken the last delta, or has gone."""
+        ...
+
+    def since_start(self, event: str) -> float | None:
+        """Seconds from the door to the mark *event*; None if it never came."""
+        ...
+
+    def report(self) -> dict[str, object]:
+        """Milliseconds, for people."""
+        ...
+
+    @property
+    def states(self) -> dict[str, float]:
+        """Seconds in each state."""
+        ...
+
+    @property
+    def spans(self) -> dict[str, float]:
+        """Seconds of overlapping work."""
+        ...
+
+    @property
+    def wall_s(self) -> float:
+        """What the states sum to."""
+        ...
+
+
+class StepHandle(Protocol):
+    """A step that was handed to an executor."""
+
+    async def result(self) -> StepResult:
+        """Wait for the step's second half. Cancelling the wait does not cancel the step."""
+        ...
+
+
+# ── the model side ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Artifact(Struct, frozen=True, kw_only=True):
+    """Where a checkpoint lies on this machine.
+
+    Attributes:
+        kind: which weight loader reads it: `gguf`, `safetensors`.
+        path: the GGUF file, or the folder with `config.json`.
+        name: how `/v1/models` calls it when the operator does not say.
+    """
+
+    kind: str
+    path: Path
+    name: str
+
+
+class ModelSource(Protocol):
+    """Slot `model_source`, chosen by the scheme of the model reference (`pkg:`, `file:`). Start; worker."""
+
+    def resolve(self, reference: str, progress: Callable[[str, int, int], None]) -> Artifact:
+        """Find, or bring, the checkpoint behind *reference* (without the scheme).
+
+        Args:
+            progress: called with (what, bytes done, bytes in all).
+
+        Raises:
+            ModelError: there is none; says where it looked.
+        """
+        ...
+
+
+class WeightLoader(Protocol):
+    """Slot `weight_loader`, chosen by `Artifact.kind`. Start; worker."""
+
+    def open(self, artifact: Artifact) -> Checkpoint:
+        """Read metadata and the table of tensors, no weights.
+
+        Raises:
+            ModelError: cut, corrupt, or of an unknown version or type.
+        """
+        ...
+
+
+class Architecture(Protocol):
+    """Slot `architecture`, chosen by the name in the checkpoint. A family: maps a config and names to a Program."""
+
+    names: ClassVar[tuple[str, ...]]
+    """As checkpoints call it: `llama` (GGUF), `LlamaForCausalLM` (Hugging Face)."""
+
+    def program(self, checkpoint: Checkpoint) -> Program:
+        """Write the Program. Pure; reads metadata and shapes only."""
+        ...
+
+
+class Linear(Protocol):
+    """What a quantizer makes of one weight matrix."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[num_tokens, in_features]` float32 → `[num_tokens, out_features]` float32. Compute."""
+        ...
+
+
+class Quantizer(Protocol):
+    """Slot `quantizer`: how weight matrices are kept and multiplied. Start, then compute."""
+
+    def linear(self, name: str, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Take over `[out_features, in_features]` *weight*."""
+        ...
+
+
+class Attention(Protocol):
+    """Slot `attention`: reads and writes the paged KV cache. Compute."""
+
+    def supports(
+        self,
+        *,
+        head_dim: int,
+        num_heads: int,
+        num_kv_heads: int,
+        window: int | None,
+        softcap: float | None,
+        device: str,
+    ) -> str | None:
+        """None, or why not."""
+        ...
+
+    def plan(self, batch: Any) -> Any:
+        """Once a step: whatever `attend` needs that does not depend on the layer. *batch* is `core.kernels.Batch`."""
+        ...
+
+    def write(self, kv: Tensor, key: Tensor, value: Tensor, plan: Any) -> None:
+        """Store keys and values, each `[num_tokens, num_kv_heads, head_dim]`.
+
+        Args:
+            kv: one layer of the pool, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`, strided over blocks.
+        """
+        ...
+
+    def attend(
+        self, query: Tensor, kv: Tensor, plan: Any, *, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """Causal attention of `[num_tokens, num_heads, head_dim]` over each row's own sequence; same shape back."""
+        ...
+
+
+class Executor(Protocol):
+    """Slot `executor`: runs steps. The compute thread is one; a foreign engine is another."""
+
+    def submit(self, step: Step) -> StepHandle:
+        """Take a step, on the loop, without waiting. Steps run in the order of `Step.index`."""
+        ...
+
+
+# ── the text side ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TextDecoder(Protocol):
+    """Turns one growing row of tokens into text. Loop."""
+
+    def feed(self, token_id: int) -> str:
+        """The text this token completes; "" while a character is still in pieces."""
+        ...
+
+    def flush(self) -> str:
+        """What is left at the end; broken bytes become U+FFFD."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Slot `tokenizer`: comes with the weights and is never guessed."""
+
+    num_tokens: int
+    """Ids it knows. The model's embedding may have more rows."""
+    bos_id: int | None
+    end_ids: frozenset[int]
+    """Tokens that end an answer: end of text, end of turn."""
+    specials: Mapping[str, int]
+    """Text of each control token → its id."""
+    named_specials: Mapping[str, str]
+    """What templates call some of them, such as `bos_token` → its text."""
+
+    def encode(self, text: str, *, parse_special: bool, add_special: bool) -> array[int]:
+        """Token ids of *text*. Worker: may take long, releases the GIL.
+
+        Args:
+            parse_special: control tokens written in the text count as such; else they are plain text.
+            add_special: put BOS in front where the model has one.
+        """
+        ...
+
+    def encode_rendered(self, rendered: Rendered) -> array[int]:
+        """Token ids of a rendered conversation: markers count where the template wrote them, not where a user did."""
+        ...
+
+    def decode(self, token_ids: Iterable[int], *, skip_special: bool) -> str:
+        """The whole text at once."""
+        ...
+
+    def decoder(self, *, skip_special: bool) -> TextDecoder:
+        """A fresh incremental decoder."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, also where it is no whole character."""
+        ...
+
+
+class Rendered(Struct, frozen=True, kw_only=True):
+    """A conversation as text.
+
+    Attributes:
+        text: what the template wrote, with each control token that came from a *user* replaced by its stand-in.
+        stand_ins: stand-in (private-use characters that the text has nowhere else) → the user's characters.
+    """
+
+    text: str
+    stand_ins: Mapping[str, str] = {}
+
+
+class ChatTemplate(Protocol):
+    """Slot `chat_template`: a conversation to text. Worker."""
+
+    def render(self, prompt: ChatPrompt) -> Rendered:
+        """Raises:
+        BadRequest: the template refuses this conversation; the message is the template's own.
+        """
+        ...
+
+
+class SchedulerPolicy(Protocol):
+    """Slot `scheduler_policy`: pure functions over read-only views. Loop; 50 µs and 1 µs a candidate."""
+
+    def order(self, waiting: WaitingView, now: float) -> tuple[Any, ...]:
+        """Sort key: smaller starts first."""
+        ...
+
+    def victim(self, running: RunningView) -> tuple[Any, ...]:
+        """Sort key: larger leaves the KV cache first."""
+        ...
+
+
+class WaitingView(Struct, frozen=True, gc=False):
+    """A sequence that waits to start (or to start again)."""
+
+    arrival: float
+    priority: int
+    num_tokens: int
+    num_preemptions: int
+    tenant: str
+
+
+class RunningView(Struct, frozen=True, gc=False):
+    """A sequence in the KV cache."""
+
+    arrival: float
+    priority: int
+    num_tokens: int
+    num_blocks: int
+    num_preemptions: int
+    parked: bool
+
+
+# ── sampling ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Phase = Literal["bias", "penalty", "mask", "temperature", "truncate"]
+PHASES: tuple[Phase, ...] = ("bias", "penalty", "mask", "temperature", "truncate")
+
+
+class SamplingContext(Struct, frozen=True, kw_only=True):
+    """What a processor or sampler is built with."""
+
+    vocab_size: int
+    num_slots: int
+    device: str = "cpu"
+
+
+class History(Protocol):
+    """Tokens of each slot, on the compute thread. Read-only to plugins."""
+
+    def prompt(self, slot: int) -> Tensor:
+        """`[num_prompt_tokens]` int64."""
+        ...
+
+    def output(self, slot: int) -> Tensor:
+        """`[num_output_tokens]` int64, the last one drawn included."""
+        ...
+
+    def output_counts(self, slot: int) -> tuple[Tensor, Tensor]:
+        """(distinct ids int64, how often each was drawn float32)."""
+        ...
+
+    def seen(self, slot: int) -> Tensor:
+        """Distinct ids of prompt and output, int64."""
+        ...
+
+
+class Rows:
+    """The rows of one call: row r of the logits belongs to the state in slot `slots[r]`. A row is not a request."""
+
+    __slots__ = ("history", "num_outputs", "slots")
+
+    def __init__(self, slots: list[int], num_outputs: list[int], history: History) -> None:
+        self.slots = slots
+        self.num_outputs = num_outputs
+        """Tokens drawn so far for each row."""
+        self.history = history
+
+
+class LogitsProcessor(Protocol):
+    """Slot `logits_processor`: changes the rows it is given. Compute.
+
+    Kept by slot: `admit` overwrites everything its last owner left, so there is nothing to remove.
+    """
+
+    phase: ClassVar[Phase]
+
+    def admit(self, slot: int, params: Any, admitted: Admit) -> bool:
+        """Take the parameters for *slot*.
+
+        Returns:
+            False where these parameters change nothing; the slot's rows are then not passed to `apply`.
+        """
+        ...
+
+    def apply(self, logits: Tensor, rows: Rows) -> Tensor:
+        """`[num_rows, vocab_size]` float32, only rows of slots that were admitted with True; in place or new."""
+        ...
+
+
+class Sampler(Protocol):
+    """Slot `sampler`: the draw, and only the draw. Compute."""
+
+    def sample(self, logits: Tensor, uniforms: Tensor, rows: Rows) -> Tensor:
+        """Token ids `[num_rows]` int64.
+
+        Args:
+            logits: `[num_rows, vocab_size]` float32; -inf is never drawn.
+            uniforms: `[num_rows]` float64 in [0, 1), a pure function of (seed, choice, position).
+        """
+        ...
+
+
+# ── around the line ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Observer(Protocol):
+    """Slot `observer`: is told what happened. Loop; 20 µs an event."""
+
+    def on(self, event: Event) -> None:
+        """Must tolerate kinds of events it does not know."""
+        ...
+
+
+class RequestEnded(Struct, frozen=True, kw_only=True):
+    """A request has ended, well or not.
+
+    Attributes:
+        states, spans: seconds in each.
+        wall_s: from the door to the last delta taken by the reader; what *states* sum to.
+        ttft_s: to the first token; None without one.
+        status: HTTP status it amounts to; 499 where the client left.
+    """
+
+    id: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    finish: tuple[str, ...]
+    states: Mapping[str, float]
+    spans: Mapping[str, float]
+    wall_s: float
+    ttft_s: float | None
+    status: int
+    error: str | None = None
+
+
+class TokensDelivered(Struct, frozen=True, kw_only=True):
+    """A step's tokens left for their mailboxes. *gaps_s*: for each, seconds since the choice's token before."""
+
+    num_tokens: int
+    gaps_s: tuple[float, ...]
+
+
+class StepDone(Struct, frozen=True, kw_only=True):
+    """A step has run."""
+
+    index: int
+    num_prefill_tokens: int
+    num_decodes: int
+    forward_s: float
+    sample_s: float
+
+
+Event = RequestEnded | TokensDelivered | StepDone
+
+
+class ToolStream(Protocol):
+    """One answer being split into text and calls."""
+
+    def feed(self, text: str) -> list[Mapping[str, Any]]: ...
+    def finish(self) -> list[Mapping[str, Any]]: ...
+
+
+class ToolParser(Protocol):
+    """Slot `tool_parser`: finds tool calls in an answer. Loop; 50 µs a chunk."""
+
+    def stream(self) -> ToolStream: ...
+
+
+class ReasoningParser(Protocol):
+    """Slot `reasoning_parser`: tells thinking from answer. Loop; 50 µs a chunk."""
+
+    def stream(self) -> ToolStream: ...
+
+
+class Matcher(Protocol):
+    """One answer's way through a grammar."""
+
+    def fill(self, mask: Tensor) -> None: ...
+    def accept(self, token_id: int) -> bool: ...
+
+
+class Grammar(Protocol):
+    """Slot `grammar`: compiles a constraint on answers. Worker."""
+
+    def compile(self, kind: str, source: str) -> Callable[[], Matcher]: ...
+
+
+class StopWatcher(Protocol):
+    """Watches one choice."""
+
+    def feed(self, text: str, token_id: int) -> bool:
+        """True: the answer ends here."""
+        ...
+
+
+class Stop(Protocol):
+    """Slot `stop`: ends answers by what they say. Loop."""
+
+    def watch(self, params: Any) -> StopWatcher: ...
+
+
+class Admission(Protocol):
+    """Slot `admission`: whether a request may enter. Loop; may await."""
+
+    async def admit(self, request: Request) -> None:
+        """Raises:
+        Overloaded: not now.
+        """
+        ...
+
+
+class Auth(Protocol):
+    """Slot `auth`: who asks. Loop; may await."""
+
+    async def identify(self, headers: Mapping[bytes, bytes]) -> str | None:
+        """The tenant, or None: refused."""
+        ...
+
+
+class Middleware(Protocol):
+    """Slot `middleware`: a pure ASGI wrapper."""
+
+    def __call__(self, app: Any) -> Any: ...
+
+
+class Routes(Protocol):
+    """Slot `routes`: further routes, mounted under `/plugins/<plugin>/`."""
+
+    def routes(self) -> Sequence[Any]: ...
+
+
+class Command(Protocol):
+    """Slot `command`: a further subcommand of `headrace`."""
+
+    def command(self) -> Any: ...
+
+
+# ── building ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Context(Struct, kw_only=True):
+    """What a factory is called with. Filled in while the engine is built, in this order; later fields are None before.
+
+    Attributes:
+        device: where tensors live.
+        checkpoint: the opened checkpoint.
+        tokenizer: the model's.
+        sampling: sizes for processors and samplers.
+    """
+
+    device: str = "cpu"
+    checkpoint: Checkpoint | None = None
+    tokenizer: Tokenizer | None = None
+    sampling: SamplingContext | None = None
+
+
+# ── what plugins call ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Register(Protocol):
+    """Given to each `register_<slot>` hook; notes a factory, builds nothing."""
+
+    def __call__(
+        self,
+        name: str,
+        factory: Callable[..., object] | str,
+        *,
+        config: type[Struct] | None = None,
+        params: type[Struct] | None = None,
+        replaces: str | None = None,
+        doc: str = "",
+    ) -> None:
+        """Offer *factory* under *name*.
+
+        Args:
+            factory: called as `factory(context, options)` when chosen; a string `module:attribute` is imported only
+                then. *options* is an instance of *config*, or None without one.
+            config: the server's settings for it; must forbid unknown fields.
+            params: what a request may set; must forbid unknown fields, and every field needs a default.
+            replaces: the plugin whose component of the same name this one takes over.
+        """
+        ...
