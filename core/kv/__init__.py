@@ -1,0 +1,1 @@
+"""Blocks of the KV cache: accounting without torch, and the tensors themselves."""
