@@ -1,0 +1,50 @@
+"""Logits processor `repetition`: makes tokens of prompt and output less likely.
+
+Source: Keskar et al. 2019, CTRL, arXiv:1909.05858, section 4.1; with negative logits multiplied, as transformers does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import torch
+from msgspec import Meta, Struct
+from torch import Tensor
+
+from ..hooks.messages import Admit
+from ..hooks.protocols import Context, Phase, Register, Rows
+from ..hooks.registry import plugin
+
+headrace_api = 1
+
+
+class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    penalty: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    """Divides positive and multiplies negative logits of tokens seen in prompt or output."""
+
+
+class Repetition:
+    phase: ClassVar[Phase] = "penalty"
+
+    def __init__(self, context: Context, options: None) -> None:
+        assert context.sampling is not None
+        self._penalties = torch.ones(context.sampling.num_slots, device=context.sampling.device)
+
+    def admit(self, slot: int, params: Params, admitted: Admit) -> bool:
+        self._penalties[slot] = params.penalty
+        return params.penalty != 1
+
+    def apply(self, logits: Tensor, rows: Rows) -> Tensor:
+        seen = [rows.history.seen(slot) for slot in rows.slots]
+        places = torch.cat([ids + row * logits.shape[1] for row, ids in enumerate(seen)])
+        lengths = torch.tensor([len(ids) for ids in seen], device=logits.device)
+        penalties = self._penalties[rows.slots].repeat_interleave(lengths)
+        flat = logits.view(-1)
+        values = flat[places]
+        flat[places] = torch.where(values < 0, values * penalties, values / penalties)
+        return logits
+
+
+@plugin
+def register_logits_processor(register: Register) -> None:
+    register("repetition", Repetition, params=Params, doc="Make tokens of prompt and output less likely.")
