@@ -1,0 +1,103 @@
+"""A step being written: sequences are added one by one, and it becomes the flat arrays of `Step`."""
+
+from __future__ import annotations
+
+from array import array
+
+from ...hooks.messages import UNKNOWN_TOKEN, Admit, Fork, Release, Row, Sequence, Step
+from .live import Live
+
+
+class Draft:
+    """Rows of the step *index*, in the order they were added; decode rows must come first."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.num_tokens = 0
+        self.num_seqs = 0
+        self.num_decodes = 0
+        self.copies = array("i")
+        self._tokens = array("i")
+        self._positions = array("i")
+        self._slots = array("i")
+        self._seq_lens = array("i")
+        self._cu_tokens = array("i", (0,))
+        self._cu_blocks = array("i", (0,))
+        self._block_tables = array("i")
+        self._sample_rows = array("i")
+        self._sample_slots = array("i")
+        self._sample_positions = array("i")
+        self._rows: list[Row] = []
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a KV block before the step runs."""
+        self.copies.append(source)
+        self.copies.append(target)
+
+    def add(self, live: Live, num_tokens: int, *, decode: bool) -> None:
+        """Compute the next *num_tokens* of *live*, and draw the one after if they are its last."""
+        start, stop = live.num_computed, live.num_computed + num_tokens
+        self._tokens.extend(live.tokens[start:stop])
+        # The tokens past the known ones are at most one: the id that the step before draws.
+        self._tokens.extend([UNKNOWN_TOKEN] * (stop - max(start, len(live.tokens))))
+        self._positions.extend(range(start, stop))
+        self._slots.append(live.sequence.slot)
+        self._seq_lens.append(stop)
+        self._block_tables.extend(live.blocks)
+        self.num_tokens += num_tokens
+        self._cu_tokens.append(self.num_tokens)
+        self._cu_blocks.append(len(self._block_tables))
+        if num_tokens == 1 and self.num_decodes == self.num_seqs:
+            self.num_decodes += 1
+        self.num_seqs += 1
+        samples = stop == live.length
+        self._rows.append(self._row(live, num_tokens, stop, samples=samples, decode=decode))
+        if samples:
+            self._sample(live.sequence, live.num_outputs)
+            live.num_inflight += 1
+        live.num_computed = stop
+        live.last_step = self.index
+
+    def fork(self, live: Live) -> None:
+        """Draw for *live* too from the row added last: a further choice of the same request."""
+        live.last_step = self.index
+        self._rows.append(self._row(live, 0, live.num_computed, samples=True, decode=False))
+        self._sample(live.sequence, live.num_outputs)
+        live.num_inflight += 1
+
+    def finish(self, slot_ops: tuple[Admit | Fork | Release, ...]) -> Step:
+        return Step(
+            index=self.index,
+            slot_ops=slot_ops,
+            block_copies=self.copies,
+            tokens=self._tokens,
+            positions=self._positions,
+            slots=self._slots,
+            seq_lens=self._seq_lens,
+            cu_tokens=self._cu_tokens,
+            cu_blocks=self._cu_blocks,
+            block_tables=self._block_tables,
+            sample_rows=self._sample_rows,
+            sample_slots=self._sample_slots,
+            sample_positions=self._sample_positions,
+            num_decodes=self.num_decodes,
+            rows=tuple(self._rows),
+        )
+
+    def _sample(self, sequence: Sequence, output_index: int) -> None:
+        self._sample_rows.append(self.num_tokens - 1)
+        self._sample_slots.append(sequence.slot)
+        self._sample_positions.append(output_index)
+
+    @staticmethod
+    def _row(live: Live, num_tokens: int, num_computed: int, *, samples: bool, decode: bool) -> Row:
+        return Row(
+            sequence=live.sequence,
+            epoch=live.sequence.epoch,
+            num_tokens=num_tokens,
+            num_computed=num_computed,
+            samples=samples,
+            output_index=live.num_outputs,
+            max_tokens=live.max_tokens,
+            decode=decode,
+        )

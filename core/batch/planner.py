@@ -1,0 +1,539 @@
+"""Decides what the next step computes: decode first, then chunks of prefill, then new arrivals as memory allows.
+
+Pure state: no channels, no tasks, no tensors. `schedule` tells it what arrived and asks it for steps.
+
+Blocks return when the last step that names them has come back. So a preempted sequence first *leaves*: it is planned no
+more, its results in flight still count (an id once drawn is never drawn again), and then its blocks go.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from msgspec import Struct
+
+from ...hooks.errors import ContextTooLong, RequestError, RequestFailed, TimedOut
+from ...hooks.messages import Admit, Delta, Fork, Prompt, Release, Request, Sampled, SampledRow, Sequence, Step
+from ...hooks.protocols import SchedulerPolicy
+from ..kv.blocks import BlockPool
+from ..kv.prefix import Computing, digests
+from .draft import Draft
+from .growth import Growth
+from .live import Live
+
+CANDIDATES = 256
+"""Waiting sequences looked at in one step; those behind them are not reached this time."""
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What a step and the line may hold.
+
+    Attributes:
+        max_running: sequences in one step.
+        max_step_tokens: tokens in one step.
+        max_model_len: tokens of prompt and answer together.
+        num_slots: sampling states on the compute thread; one for each sequence the credits let in.
+        target_step_s: how long a step may take that computes prefill beside running streams; None: no matter.
+        park_timeout_s: how long a request may stay parked.
+    """
+
+    max_running: int
+    max_step_tokens: int
+    max_model_len: int
+    num_slots: int
+    prefix_cache: bool = True
+    target_step_s: float | None = None
+    park_timeout_s: float = 60.0
+
+
+class Planner:
+    """Owns the sequences, the free slots and the block pool.
+
+    Args:
+        end_ids: tokens that end an answer.
+        on_retired: called when the line holds nothing of a request any more.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: BlockPool,
+        policy: SchedulerPolicy,
+        limits: Limits,
+        end_ids: frozenset[int],
+        on_retired: Callable[[Request], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.limits = limits
+        self.pool = pool
+        self.counters: Counter[str] = Counter()
+        self.next_index = 0
+        self.completed = -1
+        self._policy = policy
+        self._end_ids = end_ids
+        self._on_retired = on_retired
+        self._clock = clock
+        self._growth = Growth(pool.num_blocks, pool.block_size)
+        self._computing: Computing[Live] = Computing()
+        self._lives: dict[Sequence, Live] = {}
+        self._of_request: dict[Request, list[Live]] = {}
+        self._running: list[Live] = []
+        self._waiting: list[tuple[Any, ...]] = []
+        """(key, index of the sequence, sequence), sorted."""
+        self._ending: list[Live] = []
+        self._parked: dict[Request, float] = {}
+        self._free_slots = list(range(limits.num_slots - 1, -1, -1))
+        self._slot_ops: list[Admit | Fork | Release] = []
+        self._num_sequences = 0
+        self._token_s: float | None = None
+
+    # ── what is asked from outside ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def num_inflight(self) -> int:
+        """Steps planned and not come back."""
+        return self.next_index - 1 - self.completed
+
+    @property
+    def idle(self) -> bool:
+        """Nothing left to do, and nothing under way."""
+        return not self._lives and not self._ending and self.num_inflight == 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_parked(self) -> int:
+        return len(self._parked)
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    def next_timeout(self) -> float:
+        """When a parked request will have waited too long; `inf` when none is parked."""
+        return min(self._parked.values(), default=math.inf) + self.limits.park_timeout_s
+
+    # ── what is told from outside ─────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, prompt: Prompt) -> None:
+        """A request arrives: it waits from now on, or ends at once if it can never run."""
+        request, tokens = prompt.request, prompt.token_ids
+        if request.cancelled:
+            self._on_retired(request)
+            return
+        room = self.pool.num_blocks * self.pool.block_size
+        if len(tokens) >= min(room, self.limits.max_model_len):
+            self._refuse(request, self._too_long(len(tokens), room))
+            return
+        left = min(room, self.limits.max_model_len) - len(tokens)
+        live = Live(
+            self._sequence(request, 0),
+            tokens,
+            num_prompt=len(tokens),
+            max_tokens=min(left, request.params.max_tokens or left),
+        )
+        live.siblings = request.params.n - 1
+        self._lives[live.sequence] = live
+        self._of_request[request] = [live]
+        self._wait(live)
+        if request.mailbox.parked:
+            self._parked[request] = self._clock()
+
+    def look_at(self, request: Request) -> None:
+        """Something about *request* changed: it was cancelled, stopped, parked or resumed. It knows itself."""
+        if request not in self._of_request:
+            return
+        for live in [live for live in self._of_request[request] if live.sequence in self._lives]:
+            if live.sequence.unwanted:
+                self._end(live)
+        if request in self._of_request:
+            if request.mailbox.parked:
+                self._parked.setdefault(request, self._clock())
+            else:
+                self._parked.pop(request, None)
+            self._note_state(request)
+
+    def expire(self) -> list[Request]:
+        """End the requests that were parked too long, and name them."""
+        # The same sum as in `next_timeout`: rounded otherwise, the deadline could pass without anything expiring.
+        now = self._clock()
+        expired = [request for request, since in self._parked.items() if since + self.limits.park_timeout_s <= now]
+        for request in expired:
+            self.fail(
+                request,
+                TimedOut(
+                    f"nothing was read for {self.limits.park_timeout_s:g} s; read the stream as it comes, or raise "
+                    "line.park_timeout_s"
+                ),
+            )
+        return expired
+
+    def fail(self, request: Request, error: RequestError) -> None:
+        """End *request* with *error*."""
+        request.mailbox.put(Delta(error=error))
+        self._parked.pop(request, None)
+        self._end_all(request)
+
+    def complete(self, sampled: Sampled) -> None:
+        """A step has come back."""
+        self.completed = sampled.index
+        self._measure(sampled)
+        for row in sampled.rows:
+            live = self._lives.get(row.row.sequence)
+            if live is None or row.row.epoch != live.sequence.epoch:
+                self.counters["stale_rows"] += 1
+            else:
+                self._take(live, row)
+        for live in [live for live in self._running if live.leaving and live.last_step <= self.completed]:
+            self._preempt_now(live)
+        for live in [live for live in self._ending if live.last_step <= self.completed]:
+            self._ending.remove(live)
+            self._return_blocks(live)
+
+    # ── planning ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def plan(self) -> Step | None:
+        """The next step, or None when nothing can be computed now."""
+        draft = Draft(self.next_index)
+        self._plan_running(draft)
+        self._admit(draft)
+        if not draft.num_seqs:
+            return None
+        slot_ops, self._slot_ops = tuple(self._slot_ops), []
+        self.next_index += 1
+        self.counters["steps"] += 1
+        return draft.finish(slot_ops)
+
+    def _plan_running(self, draft: Draft) -> None:
+        # Who waited longest since its last step goes first: with more sequences than a step holds, all get their turn.
+        candidates = sorted((live for live in self._running if live.plannable), key=lambda live: live.last_step)
+        for live in candidates:
+            if live.todo == 1 and self._has_place(draft) and live.plannable and self._make_room(live, 1, draft):
+                draft.add(live, 1, decode=live.num_outputs > 0)
+                self._planned(live, draft)
+        for live in candidates:
+            if live.todo > 1 and self._has_place(draft) and live.plannable:
+                draft.add(live, min(live.todo, self._budget(draft)), decode=False)
+                self._planned(live, draft)
+
+    def _has_place(self, draft: Draft) -> bool:
+        return draft.num_seqs < self.limits.max_running and self._budget(draft) > 0
+
+    def _budget(self, draft: Draft) -> int:
+        """Tokens the step has room for. Beside running streams, a step takes no longer than the target."""
+        limit = self.limits.max_step_tokens
+        if self.limits.target_step_s is not None and self._token_s and draft.num_decodes:
+            limit = min(limit, max(self.pool.block_size, int(self.limits.target_step_s / self._token_s)))
+            limit = max(limit, draft.num_decodes + 1)
+        return min(limit, self.limits.max_step_tokens) - draft.num_tokens
+
+    def _admit(self, draft: Draft) -> None:
+        """Let the waiting in, in the policy's order, while a step has room and memory does."""
+        active = sum(1 for live in self._running if not live.request.mailbox.parked)
+        for entry in self._waiting[:CANDIDATES]:
+            live = entry[2]
+            if live.request.mailbox.parked or live.sequence.unwanted:
+                continue
+            if not self._has_place(draft) or active + 1 + live.siblings > max(
+                self.limits.max_running, 1 + live.siblings
+            ):
+                return
+            found = self._cached_prefix(live)
+            if self._prefix_is_on_its_way(live, len(found)):
+                continue
+            if not self._fits(live, found):
+                return
+            self._unwait(live)
+            self._start(live, found)
+            active += 1 + live.siblings
+            draft.add(live, min(live.todo, self._budget(draft)), decode=False)
+            self._planned(live, draft)
+
+    def _cached_prefix(self, live: Live) -> list[int]:
+        if not self.limits.prefix_cache:
+            return []
+        # One token must be left to compute, for its logits are wanted.
+        usable = (len(live.tokens) - 1) // self.pool.block_size
+        return self.pool.find(live.digests[:usable])
+
+    def _prefix_is_on_its_way(self, live: Live, num_found: int) -> bool:
+        """Another sequence is computing the next block of its prefix: waiting costs less than computing it again."""
+        usable = (len(live.tokens) - 1) // self.pool.block_size
+        if not self.limits.prefix_cache or num_found >= usable:
+            return False
+        owner = self._computing.owner(live.digests[num_found])
+        return owner is not None and owner.plannable
+
+    def _fits(self, live: Live, found: list[int]) -> bool:
+        """Is there memory for all of its known tokens, and for what the running ones will likely grow?"""
+
+        def fits() -> bool:
+            # A found block that nobody holds lies on the free list: it will be taken from there too.
+            needed = self._blocks_for(len(live.tokens)) - len(found)
+            needed += sum(1 for block in found if self.pool.refcount(block) == 0)
+            return needed + self._growth.reserve(self._running) <= self.pool.num_free
+
+        if fits():
+            return True
+        parked = [
+            other for other in self._running if other.request.mailbox.parked and other.last_step <= self.completed
+        ]
+        for other in self._by_victim(parked):
+            self._preempt_now(other)
+            if fits():
+                return True
+        return False
+
+    def _start(self, live: Live, found: list[int]) -> None:
+        self.pool.share(found)
+        live.blocks = found + self.pool.allocate(self._blocks_for(len(live.tokens)) - len(found))
+        live.num_computed = len(found) * self.pool.block_size
+        live.num_published = len(found)
+        live.running = True
+        self._running.append(live)
+        for digest in live.digests[len(found) :]:
+            self._computing.claim(digest, live)
+        request = live.request
+        if live.num_preemptions == 0:
+            request.num_cached_tokens = live.num_computed
+            self.counters["cached_tokens"] += live.num_computed
+            self.counters["prompt_tokens"] += live.num_prompt
+        if live.sequence.slot < 0:
+            live.sequence.slot = self._free_slots.pop()
+            self._slot_ops.append(
+                Admit(
+                    slot=live.sequence.slot,
+                    choice=live.sequence.choice,
+                    params=request.params,
+                    chain=request.chain,
+                    end_ids=self._end_ids | frozenset(request.params.stop_token_ids),
+                    prompt_ids=live.tokens[: live.num_prompt],
+                    output_ids=live.tokens[live.num_prompt :],
+                )
+            )
+        self._note_state(request)
+
+    def _planned(self, live: Live, draft: Draft) -> None:
+        self._publish(live)
+        if live.todo <= 1:
+            self._computing.release(live)
+        if live.siblings and live.num_inflight:
+            for choice in range(1, live.siblings + 1):
+                self._fork(live, choice, draft)
+            live.siblings = 0
+
+    def _fork(self, leader: Live, choice: int, draft: Draft) -> None:
+        sequence = self._sequence(leader.request, choice)
+        live = Live(sequence, array("i", leader.tokens), num_prompt=leader.num_prompt, max_tokens=leader.max_tokens)
+        sequence.slot = self._free_slots.pop()
+        live.blocks = list(leader.blocks)
+        self.pool.share(live.blocks)
+        live.digests = list(leader.digests)
+        live.num_published = leader.num_published
+        live.num_computed = leader.num_computed
+        live.running = True
+        self._slot_ops.append(Fork(source=leader.sequence.slot, slot=sequence.slot, choice=choice))
+        self._lives[sequence] = live
+        self._of_request[leader.request].append(live)
+        self._running.append(live)
+        draft.fork(live)
+
+    def _publish(self, live: Live) -> None:
+        """Make full blocks findable whose ids are known: from the step that computes them on, they may be shared."""
+        if not self.limits.prefix_cache:
+            return
+        self._extend_digests(live)
+        full = min(live.num_computed, len(live.tokens)) // self.pool.block_size
+        for index in range(live.num_published, full):
+            self.pool.publish(live.blocks[index], live.digests[index])
+        live.num_published = max(live.num_published, full)
+
+    def _extend_digests(self, live: Live) -> None:
+        size = self.pool.block_size
+        start = len(live.digests) * size
+        if len(live.tokens) - start >= size:
+            parent = live.digests[-1] if live.digests else None
+            live.digests += digests(live.tokens, size, salt=live.request.tenant, parent=parent, start=start)
+
+    # ── memory ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _make_room(self, live: Live, num_tokens: int, draft: Draft) -> bool:
+        """Blocks for the next *num_tokens*, and a copy of the block they begin in if others hold it too."""
+        size = self.pool.block_size
+        first = live.num_computed // size
+        shared = first < len(live.blocks) and self.pool.refcount(live.blocks[first]) > 1
+        missing = self._blocks_for(live.num_computed + num_tokens) - len(live.blocks)
+        if missing + shared > self.pool.num_free and not self._preempt_for(live, missing + shared):
+            return False
+        if shared:
+            (copy,) = self.pool.allocate(1)
+            draft.copy(live.blocks[first], copy)
+            self.pool.free([live.blocks[first]])
+            live.blocks[first] = copy
+        if missing > 0:
+            live.blocks += self.pool.allocate(missing)
+        return True
+
+    def _preempt_for(self, live: Live, wanted: int) -> bool:
+        """Make *wanted* blocks free for *live*. False: not in this step, or never."""
+        while wanted > self.pool.num_free:
+            if self._ending or any(other.leaving for other in self._running):
+                return False  # Blocks are coming with the next results.
+            victim = next(iter(self._by_victim(self._running)))
+            if victim is live and len(self._running) == 1:
+                self.fail(
+                    live.request,
+                    RequestFailed(
+                        f"the answer needs more KV cache than there is: {self.pool.num_blocks} blocks of "
+                        f"{self.pool.block_size} tokens; ask for fewer tokens or raise line.kv_memory"
+                    ),
+                )
+                return False
+            if victim.last_step > self.completed:
+                victim.leaving = True
+                return False
+            self._preempt_now(victim)
+            if victim is live:
+                return False
+        return True
+
+    def _by_victim(self, lives: Iterable[Live]) -> list[Live]:
+        """Who leaves first: the parked, then as the policy says."""
+
+        def key(live: Live) -> tuple[object, ...]:
+            view = live.running_view()
+            return (view.parked, *self._policy.victim(view))
+
+        return sorted(lives, key=key, reverse=True)
+
+    def _preempt_now(self, live: Live) -> None:
+        """Give the blocks back and wait again. The sampling state stays in its slot."""
+        self.counters["preemptions"] += 1
+        self._growth.preempted()
+        live.leaving = False
+        live.num_preemptions += 1
+        live.sequence.epoch += 1
+        live.num_computed = 0
+        live.num_published = 0
+        self._running.remove(live)
+        live.running = False
+        self._return_blocks(live)
+        self._wait(live)
+        self._note_state(live.request)
+
+    def _return_blocks(self, live: Live) -> None:
+        self._computing.release(live)
+        self.pool.free(live.blocks)
+        live.blocks = []
+        if live.sequence not in self._lives:
+            if live.sequence.slot >= 0:
+                self._slot_ops.append(Release(slot=live.sequence.slot))
+                self._free_slots.append(live.sequence.slot)
+            self._retire(live)
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.pool.block_size)
+
+    # ── the life of a sequence ────────────────────────────────────────────────────────────────────────────────────
+
+    def _sequence(self, request: Request, choice: int) -> Sequence:
+        self._num_sequences += 1
+        return Sequence(index=self._num_sequences, request=request, choice=choice)
+
+    def _wait(self, live: Live) -> None:
+        if self.limits.prefix_cache:
+            self._extend_digests(live)
+        live.key = self._policy.order(live.waiting_view(), self._clock())
+        insort(self._waiting, (live.key, live.sequence.index, live))
+
+    def _unwait(self, live: Live) -> None:
+        del self._waiting[bisect_left(self._waiting, (live.key, live.sequence.index))]
+
+    def _take(self, live: Live, row: SampledRow) -> None:
+        """Note what a step brought for *live*."""
+        if row.row.samples:
+            live.num_inflight -= 1
+        if row.error is not None:
+            self.pool.forget(live.blocks)  # What it computed is not to be trusted.
+            self._end_all(live.request)
+            return
+        if row.token_id >= 0:
+            live.tokens.append(row.token_id)
+            self.counters["generated_tokens"] += 1
+            if len(live.tokens) == live.num_prompt + 1:
+                self._note_state(live.request)
+        if row.finish is not None or live.sequence.unwanted:
+            self._growth.ended(len(live.tokens) - live.num_prompt)
+            self._end(live)
+        elif live.running:
+            self._publish(live)
+
+    def _end_all(self, request: Request) -> None:
+        for live in [live for live in self._of_request.get(request, ()) if live.sequence in self._lives]:
+            self._end(live)
+
+    def _end(self, live: Live) -> None:
+        """No further token is wanted. Its blocks return with the last step that names them."""
+        del self._lives[live.sequence]
+        self._computing.release(live)
+        if live.running:
+            self._running.remove(live)
+            live.running = False
+        else:
+            self._unwait(live)
+        if live.last_step > self.completed:
+            self._ending.append(live)
+        else:
+            self._return_blocks(live)
+
+    def _retire(self, live: Live) -> None:
+        lives = self._of_request[live.request]
+        lives.remove(live)
+        if not lives:
+            del self._of_request[live.request]
+            self._parked.pop(live.request, None)
+            self._on_retired(live.request)
+
+    def _refuse(self, request: Request, error: RequestError) -> None:
+        request.mailbox.put(Delta(error=error))
+        self._on_retired(request)
+
+    def _too_long(self, num_tokens: int, room: int) -> ContextTooLong:
+        return ContextTooLong(
+            f"the prompt must leave room for one token in the model's context of {self.limits.max_model_len} tokens "
+            f"and in the KV cache of {room} tokens, found {num_tokens} tokens of prompt; shorten it"
+        )
+
+    def _note_state(self, request: Request) -> None:
+        """Tell the timeline which state the request is in: that of its furthest choice."""
+        lives = [live for live in self._of_request.get(request, ()) if live.sequence in self._lives]
+        if not lives:
+            return
+        if request in self._parked:
+            state = "parked"
+        elif any(live.running and live.num_outputs > live.num_inflight for live in lives):
+            state = "decode"
+        elif any(live.running for live in lives):
+            state = "prefill"
+        else:
+            state = "preempted" if any(live.num_preemptions for live in lives) else "queued"
+        request.timeline.enter(state)
+
+    def _measure(self, sampled: Sampled) -> None:
+        """Keep the seconds a token of prefill takes, for the budget beside running streams."""
+        num_tokens = sum(row.row.num_tokens for row in sampled.rows)
+        if num_tokens >= 2 * self.pool.block_size:
+            token_s = sampled.forward_s / num_tokens
+            self._token_s = token_s if self._token_s is None else 0.8 * self._token_s + 0.2 * token_s

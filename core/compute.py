@@ -1,0 +1,216 @@
+"""The one thread that owns the model, its KV cache and the sampling state. Runs steps in step order.
+
+`Runner` is what a step means, in tensors; `Compute` is the thread that runs it and the executor that the line sees. A
+step that was submitted is never cancelled: the requests in it are.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from array import array
+from time import monotonic, perf_counter
+from typing import Protocol
+
+import outcome
+import structlog
+import torch
+import trio
+from torch import Tensor
+
+from ..hooks.messages import UNKNOWN_TOKEN, Step, StepResult
+from .kernels import Batch, Model
+from .sampling import SamplingState
+
+MODEL = "the model's own step"
+
+log = structlog.get_logger()
+
+
+class Activity:
+    """What the compute thread is busy with, for a watchdog on another thread.
+
+    Attributes:
+        who: whose code runs.
+        since: `time.monotonic()`, or None when it is idle.
+    """
+
+    __slots__ = ("since", "who")
+
+    def __init__(self) -> None:
+        self.who = ""
+        self.since: float | None = None
+
+    def enter(self, who: str = MODEL) -> None:
+        self.who = who
+        self.since = monotonic()
+
+    def leave(self) -> None:
+        self.since = None
+
+    def busy_s(self) -> float:
+        since = self.since
+        return 0.0 if since is None else monotonic() - since
+
+
+class Runner:
+    """Runs one step: slot operations, block copies, forward, draw."""
+
+    def __init__(self, model: Model, sampling: SamplingState, *, block_size: int, activity: Activity) -> None:
+        self._model = model
+        self._sampling = sampling
+        self._block_size = block_size
+        self._activity = activity
+
+    def __call__(self, step: Step) -> StepResult:
+        started = perf_counter()
+        try:
+            self._activity.enter()
+            self._sampling.apply_ops(step.slot_ops)
+            if step.block_copies:
+                copies = step.block_copies.tolist()
+                self._model.copy_blocks(list(zip(copies[::2], copies[1::2], strict=True)))
+            logits = self._model.forward(self._batch(step))
+            forwarded = perf_counter()
+            draws = self._sampling.draw(logits, step.sample_slots.tolist(), step.sample_positions.tolist())
+        finally:
+            self._activity.leave()
+        return StepResult(
+            token_ids=draws.token_ids,
+            logprobs=draws.logprobs,
+            errors=draws.errors,
+            forward_s=forwarded - started,
+            sample_s=perf_counter() - forwarded,
+        )
+
+    def _batch(self, step: Step) -> Batch:
+        cu_blocks = step.cu_blocks.tolist()
+        tables = _tensor(step.block_tables)
+        return Batch(
+            token_ids=self._token_ids(step),
+            positions=_tensor(step.positions),
+            cu_tokens=step.cu_tokens.tolist(),
+            seq_lens=step.seq_lens.tolist(),
+            block_tables=[tables[cu_blocks[i] : cu_blocks[i + 1]] for i in range(len(cu_blocks) - 1)],
+            block_size=self._block_size,
+            sample_rows=_tensor(step.sample_rows),
+            num_decodes=step.num_decodes,
+        )
+
+    def _token_ids(self, step: Step) -> Tensor:
+        """The tokens, with the ids filled in that only this thread knows yet."""
+        token_ids = _tensor(step.tokens)
+        # An unknown token is the last of its sequence.
+        unknown = [i for i, stop in enumerate(step.cu_tokens[1:]) if step.tokens[stop - 1] == UNKNOWN_TOKEN]
+        if unknown:
+            places = torch.tensor([step.cu_tokens[i + 1] - 1 for i in unknown])
+            drawn = self._sampling.last_tokens([step.slots[i] for i in unknown])
+            # A row that failed has drawn none. What comes of it is dropped, but it must be able to run.
+            token_ids[places] = drawn.clamp(min=0)
+        return token_ids
+
+
+def _tensor(numbers: array[int]) -> Tensor:
+    """A copy as int64: the step's own arrays stay as they are."""
+    if not numbers:
+        return torch.empty(0, dtype=torch.int64)
+    return torch.frombuffer(numbers, dtype=torch.int32).to(torch.int64)
+
+
+class Handle:
+    """A step on its way through the compute thread."""
+
+    def __init__(self) -> None:
+        self._done = trio.Event()
+        self._outcome: outcome.Outcome[StepResult] | None = None
+
+    async def result(self) -> StepResult:
+        """Wait for the step; raises what it raised."""
+        await self._done.wait()
+        assert self._outcome is not None
+        return self._outcome.unwrap()
+
+    def finish(self, result: outcome.Outcome[StepResult]) -> None:
+        """On the loop: the step is done."""
+        self._outcome = result
+        self._done.set()
+
+
+class Runs(Protocol):
+    """What the thread does with a step."""
+
+    def __call__(self, step: Step, /) -> StepResult: ...
+
+
+class Compute:
+    """Executor `thread`: runs steps one after another, in the order of their index.
+
+    Args:
+        run: the meaning of a step; only ever called on the thread.
+        num_threads: of torch, for one operation; None leaves torch's own choice.
+
+    Use as a context manager on the loop.
+    """
+
+    def __init__(self, run: Runs, *, num_threads: int | None = None) -> None:
+        self._run = run
+        self._num_threads = num_threads
+        self._jobs: queue.SimpleQueue[tuple[Step, Handle] | None] = queue.SimpleQueue()
+        self._early: dict[int, tuple[Step, Handle]] = {}
+        self._next_index = 0
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._thread = threading.Thread(target=self._work, name="headrace-compute", daemon=True)
+
+    def __enter__(self) -> Compute:
+        self._token = trio.lowlevel.current_trio_token()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        # A call that never returns cannot be interrupted, so nobody waits for it: the process ends without this thread.
+        self._jobs.put(None)
+        self._thread.join(timeout=1.0)
+
+    def submit(self, step: Step) -> Handle:
+        """Take a step. One that comes before its turn waits for those before it."""
+        handle = Handle()
+        self._early[step.index] = (step, handle)
+        while (job := self._early.pop(self._next_index, None)) is not None:
+            self._jobs.put(job)
+            self._next_index += 1
+        return handle
+
+    def _work(self) -> None:
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+        with torch.inference_mode():
+            while (job := self._jobs.get()) is not None:
+                step, handle = job
+                result = outcome.capture(self._run, step)
+                try:
+                    assert self._token is not None
+                    self._token.run_sync_soon(handle.finish, result)
+                except trio.RunFinishedError:
+                    return
+
+
+async def watch(activity: Activity, *, warn_s: float, stall_s: float, forward_stall_s: float) -> None:
+    """Name who keeps the compute thread longer than *warn_s*, and give up after the time it may take.
+
+    Args:
+        stall_s: how long a plugin's call may take.
+        forward_stall_s: how long the model's own step may take.
+
+    Raises:
+        TimeoutError: the call has not returned; it cannot be interrupted.
+    """
+    warned: float | None = None
+    while True:
+        await trio.sleep(warn_s / 4)
+        busy_s, since, who = activity.busy_s(), activity.since, activity.who
+        limit_s = forward_stall_s if who == MODEL else stall_s
+        if busy_s > limit_s:
+            raise TimeoutError(f"{who} has kept the compute thread for {busy_s:.1f} s, longer than {limit_s:g} s")
+        if busy_s > warn_s and since != warned:
+            warned = since
+            log.warning("the compute thread is held up", by=who, seconds=round(busy_s, 1))

@@ -1,0 +1,124 @@
+"""Text to token ids, off the event loop. Receives `Request`, sends `Prompt`; knows neither blocks nor the model.
+
+A request that cannot be tokenized ends here with its error and gives its credit back.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import structlog
+import trio
+
+from ..hooks.errors import BadRequest, ContextTooLong, RequestError, RequestFailed
+from ..hooks.messages import ChatPrompt, Delta, Prompt, Request, TextPrompt, TokenPrompt
+from ..hooks.protocols import ChatTemplate, Tokenizer
+from .channel import Inbox, Outbox
+from .credits import Credits
+
+T = TypeVar("T")
+
+
+class OffLoop(Protocol):
+    """Runs a function where it does not hold up the loop."""
+
+    async def __call__(self, function: Callable[[], T], /) -> T: ...
+
+
+log = structlog.get_logger()
+
+
+async def tokenize(
+    inbox: Inbox[Request],
+    schedule: Outbox[Prompt],
+    *,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    credits: Credits,
+    max_model_len: int,
+    max_token_bytes: int,
+    workers: int,
+    off_loop: OffLoop,
+) -> None:
+    """Turn text into token ids, *workers* requests at a time.
+
+    Args:
+        max_model_len: tokens of prompt and answer together.
+        max_token_bytes: bytes of the longest token; a longer text than their product is refused unread.
+        off_loop: runs a function in a worker thread.
+    """
+
+    async def work(inbox: Inbox[Request]) -> None:
+        with inbox:
+            async for request in inbox:
+                if request.cancelled:
+                    credits.release(request)
+                    continue
+                try:
+                    token_ids = await _token_ids(
+                        request, tokenizer, template, off_loop, max_model_len * max_token_bytes
+                    )
+                    _check_length(len(token_ids), max_model_len)
+                except RequestError as error:
+                    _refuse(request, error, credits)
+                except Exception as error:
+                    log.exception("tokenizing failed", request=request.id)
+                    _refuse(request, RequestFailed(f"the prompt could not be tokenized: {error!r}"), credits)
+                else:
+                    credits.settle(request, len(token_ids))
+                    request.num_prompt_tokens = len(token_ids)
+                    request.timeline.enter("queued")
+                    schedule.send_nowait(Prompt(request=request, token_ids=token_ids))
+
+    with inbox, schedule:
+        async with trio.open_nursery() as nursery:
+            for _ in range(workers):
+                nursery.start_soon(work, inbox.clone())
+            inbox.close()
+
+
+async def _token_ids(
+    request: Request, tokenizer: Tokenizer, template: ChatTemplate, off_loop: OffLoop, max_bytes: int
+) -> array[int]:
+    timeline = request.timeline
+    match request.prompt:
+        case TokenPrompt(token_ids=token_ids):
+            return array("i", token_ids)
+        case TextPrompt(text=text, parse_special=parse_special):
+            _check_bytes(text, max_bytes)
+            timeline.enter("tokenize")
+            ids = await off_loop(lambda: tokenizer.encode(text, parse_special=parse_special, add_special=True))
+        case ChatPrompt() as chat:
+            for message in chat.messages:
+                _check_bytes(str(message.get("content") or ""), max_bytes)
+            timeline.enter("template")
+            rendered = await off_loop(lambda: template.render(chat))
+            timeline.enter("tokenize")
+            ids = await off_loop(lambda: tokenizer.encode_rendered(rendered))
+    return ids
+
+
+def _check_bytes(text: str, max_bytes: int) -> None:
+    # Characters are at most as many as bytes, so this refuses only what could not fit in any tokenization.
+    if len(text) > max_bytes:
+        raise ContextTooLong(
+            f"the prompt must fit into this model's context, which holds at most {max_bytes} bytes, "
+            f"found {len(text)} characters; shorten it"
+        )
+
+
+def _check_length(num_tokens: int, max_model_len: int) -> None:
+    if num_tokens == 0:
+        raise BadRequest("the prompt must have at least one token, found none; write some text")
+    if num_tokens >= max_model_len:
+        raise ContextTooLong(
+            f"the prompt must leave room for one token in the model's context of {max_model_len} tokens, "
+            f"found {num_tokens} tokens of prompt; shorten it"
+        )
+
+
+def _refuse(request: Request, error: RequestError, credits: Credits) -> None:
+    request.mailbox.put(Delta(error=error))
+    credits.release(request)
