@@ -1,0 +1,12 @@
+import torch
+from top_a import Params, TopA
+
+from headrace.hooks.protocols import Context, Rows, SamplingContext
+
+
+def test_it_keeps_what_the_formula_keeps():
+    processor = TopA(Context(sampling=SamplingContext(vocab_size=4, num_slots=2)), None)
+    processor.admit(1, Params(ratio=0.4, power=1.0), None)
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    kept = processor.apply(logits, Rows([1], [0], None)).isfinite()
+    assert kept.tolist() == [[True, True, False, False]]

@@ -1,0 +1,43 @@
+"""Each example is installed as a stranger would install it, chosen by name, and passes its own tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from headrace.hooks.decode import Use
+from headrace.hooks.protocols import Context, SamplingContext
+from headrace.hooks.registry import Registry
+
+EXAMPLES = Path(__file__).parents[2] / "plugin_examples"
+
+
+def install(name: str, target: Path) -> None:
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(target), str(EXAMPLES / name)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def test_top_a_is_found_by_its_entry_point_and_built_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("top-a", tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (installed,) = distributions(path=[str(tmp_path)])
+    registry = Registry.discover(entry_points=installed.entry_points, environ={})
+    context = Context(sampling=SamplingContext(vocab_size=10, num_slots=2))
+    bound = registry.build("logits_processor", Use(use="top-a"), context)
+    assert (bound.plugin, bound.component.phase) == ("top-a", "truncate")
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in EXAMPLES.glob("*/pyproject.toml")))
+def test_an_example_passes_its_own_tests(name: str) -> None:
+    folder = EXAMPLES / name
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    environ = {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
