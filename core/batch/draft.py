@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from ...hooks.messages import UNKNOWN_TOKEN, Admit, Fork, Release, Row, Sequence, Step
+from ...hooks.messages import UNKNOWN_TOKEN, Admit, Fork, Release, Row, Step
 from .live import Live
 
 
@@ -34,15 +34,25 @@ class Draft:
         self.copies.append(source)
         self.copies.append(target)
 
-    def add(self, live: Live, num_tokens: int, *, decode: bool) -> None:
+    def decode(self, live: Live) -> None:
+        """Compute the last token of *live*, whose id may still be on its way, and draw the next."""
+        position, tokens = live.num_computed, live.tokens
+        self._tokens.append(tokens[position] if position < len(tokens) else UNKNOWN_TOKEN)
+        self._positions.append(position)
+        self._add(live, 1, samples=True, decode=len(tokens) + live.num_inflight > live.num_prompt)
+
+    def prefill(self, live: Live, num_tokens: int) -> None:
         """Compute the next *num_tokens* of *live*, and draw the one after if they are its last."""
         start, stop = live.num_computed, live.num_computed + num_tokens
         self._tokens.extend(live.tokens[start:stop])
-        # The tokens past the known ones are at most one: the id that the step before draws.
-        self._tokens.extend([UNKNOWN_TOKEN] * (stop - max(start, len(live.tokens))))
         self._positions.extend(range(start, stop))
+        self._add(live, num_tokens, samples=stop == live.length, decode=False)
+
+    def _add(self, live: Live, num_tokens: int, *, samples: bool, decode: bool) -> None:
+        live.num_computed += num_tokens
+        live.last_step = self.index
         self._slots.append(live.sequence.slot)
-        self._seq_lens.append(stop)
+        self._seq_lens.append(live.num_computed)
         self._block_tables.extend(live.blocks)
         self.num_tokens += num_tokens
         self._cu_tokens.append(self.num_tokens)
@@ -50,20 +60,12 @@ class Draft:
         if num_tokens == 1 and self.num_decodes == self.num_seqs:
             self.num_decodes += 1
         self.num_seqs += 1
-        samples = stop == live.length
-        self._rows.append(self._row(live, num_tokens, stop, samples=samples, decode=decode))
-        if samples:
-            self._sample(live.sequence, live.num_outputs)
-            live.num_inflight += 1
-        live.num_computed = stop
-        live.last_step = self.index
+        self._row(live, num_tokens, samples=samples, decode=decode)
 
     def fork(self, live: Live) -> None:
         """Draw for *live* too from the row added last: a further choice of the same request."""
         live.last_step = self.index
-        self._rows.append(self._row(live, 0, live.num_computed, samples=True, decode=False))
-        self._sample(live.sequence, live.num_outputs)
-        live.num_inflight += 1
+        self._row(live, 0, samples=True, decode=False)
 
     def finish(self, slot_ops: tuple[Admit | Fork | Release, ...]) -> Step:
         return Step(
@@ -84,20 +86,22 @@ class Draft:
             rows=tuple(self._rows),
         )
 
-    def _sample(self, sequence: Sequence, output_index: int) -> None:
-        self._sample_rows.append(self.num_tokens - 1)
-        self._sample_slots.append(sequence.slot)
-        self._sample_positions.append(output_index)
-
-    @staticmethod
-    def _row(live: Live, num_tokens: int, num_computed: int, *, samples: bool, decode: bool) -> Row:
-        return Row(
-            sequence=live.sequence,
-            epoch=live.sequence.epoch,
-            num_tokens=num_tokens,
-            num_computed=num_computed,
-            samples=samples,
-            output_index=live.num_outputs,
-            max_tokens=live.max_tokens,
-            decode=decode,
+    def _row(self, live: Live, num_tokens: int, *, samples: bool, decode: bool) -> None:
+        sequence, output_index = live.sequence, live.num_outputs
+        self._rows.append(
+            Row(
+                sequence=sequence,
+                epoch=sequence.epoch,
+                num_tokens=num_tokens,
+                num_computed=live.num_computed,
+                samples=samples,
+                output_index=output_index,
+                max_tokens=live.max_tokens,
+                decode=decode,
+            )
         )
+        if samples:
+            self._sample_rows.append(self.num_tokens - 1)
+            self._sample_slots.append(sequence.slot)
+            self._sample_positions.append(output_index)
+            live.num_inflight += 1

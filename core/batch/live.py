@@ -19,6 +19,7 @@ class Live:
     __slots__ = (
         "__weakref__",
         "blocks",
+        "claims",
         "digests",
         "key",
         "last_step",
@@ -51,6 +52,8 @@ class Live:
         self.last_step = -1
         """Index of the last step that names its blocks."""
         self.running = False
+        self.claims = False
+        """It computes a prefix that others may be waiting for."""
         self.leaving = False
         """Preempted, as soon as its last step has come back."""
         self.num_preemptions = 0
@@ -77,20 +80,16 @@ class Live:
         return self.length - self.num_computed
 
     @property
-    def exhausted(self) -> bool:
-        """All the tokens it may have are drawn or under way: an end by length never costs a row."""
-        return self.num_outputs >= self.max_tokens
-
-    @property
     def plannable(self) -> bool:
-        """May it take part in the next step?"""
+        """May it take part in the next step? Not when all its tokens are under way: an end by length costs no row."""
+        request = self.sequence.request
         return (
             self.running
             and not self.leaving
-            and not self.exhausted
+            and len(self.tokens) + self.num_inflight - self.num_prompt < self.max_tokens
             and not self.sequence.unwanted
-            and not self.request.mailbox.parked
-            and (self.request.lookahead or self.num_inflight == 0)
+            and not request.mailbox.parked
+            and (request.lookahead or self.num_inflight == 0)
         )
 
     def waiting_view(self) -> WaitingView:

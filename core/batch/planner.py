@@ -217,16 +217,26 @@ class Planner:
         return draft.finish(slot_ops)
 
     def _plan_running(self, draft: Draft) -> None:
-        # Who waited longest since its last step goes first: with more sequences than a step holds, all get their turn.
-        candidates = sorted((live for live in self._running if live.plannable), key=lambda live: live.last_step)
+        candidates = [live for live in self._running if live.plannable]
+        if len(candidates) > self.limits.max_running:
+            # Who waited longest since its last step goes first, so that all get their turn.
+            candidates.sort(key=lambda live: live.last_step)
+        prefills = []
         for live in candidates:
-            if live.todo == 1 and self._has_place(draft) and live.plannable and self._make_room(live, 1, draft):
-                draft.add(live, 1, decode=live.num_outputs > 0)
+            if live.todo > 1:
+                prefills.append(live)
+            elif self._has_place(draft) and self._still_runs(live) and self._make_room(live, draft):
+                draft.decode(live)
                 self._planned(live, draft)
-        for live in candidates:
-            if live.todo > 1 and self._has_place(draft) and live.plannable:
-                draft.add(live, min(live.todo, self._budget(draft)), decode=False)
+        for live in prefills:
+            if self._has_place(draft) and self._still_runs(live):
+                draft.prefill(live, min(live.todo, self._budget(draft)))
                 self._planned(live, draft)
+
+    @staticmethod
+    def _still_runs(live: Live) -> bool:
+        """It was not made to leave, nor ended, by what was planned before it in this step."""
+        return live.running and not live.leaving
 
     def _has_place(self, draft: Draft) -> bool:
         return draft.num_seqs < self.limits.max_running and self._budget(draft) > 0
@@ -258,7 +268,7 @@ class Planner:
             self._unwait(live)
             self._start(live, found)
             active += 1 + live.siblings
-            draft.add(live, min(live.todo, self._budget(draft)), decode=False)
+            draft.prefill(live, min(live.todo, self._budget(draft)))
             self._planned(live, draft)
 
     def _cached_prefix(self, live: Live) -> list[int]:
@@ -303,6 +313,7 @@ class Planner:
         live.num_published = len(found)
         live.running = True
         self._running.append(live)
+        live.claims = True
         for digest in live.digests[len(found) :]:
             self._computing.claim(digest, live)
         request = live.request
@@ -326,13 +337,18 @@ class Planner:
         self._note_state(request)
 
     def _planned(self, live: Live, draft: Draft) -> None:
-        self._publish(live)
-        if live.todo <= 1:
-            self._computing.release(live)
+        if live.num_computed >= (live.num_published + 1) * self.pool.block_size:
+            self._publish(live)
+        if live.claims and live.todo <= 1:
+            self._release_claims(live)
         if live.siblings and live.num_inflight:
             for choice in range(1, live.siblings + 1):
                 self._fork(live, choice, draft)
             live.siblings = 0
+
+    def _release_claims(self, live: Live) -> None:
+        live.claims = False
+        self._computing.release(live)
 
     def _fork(self, leader: Live, choice: int, draft: Draft) -> None:
         sequence = self._sequence(leader.request, choice)
@@ -369,21 +385,21 @@ class Planner:
 
     # ── memory ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _make_room(self, live: Live, num_tokens: int, draft: Draft) -> bool:
-        """Blocks for the next *num_tokens*, and a copy of the block they begin in if others hold it too."""
-        size = self.pool.block_size
-        first = live.num_computed // size
-        shared = first < len(live.blocks) and self.pool.refcount(live.blocks[first]) > 1
-        missing = self._blocks_for(live.num_computed + num_tokens) - len(live.blocks)
-        if missing + shared > self.pool.num_free and not self._preempt_for(live, missing + shared):
+    def _make_room(self, live: Live, draft: Draft) -> bool:
+        """A block for the next token that is its own: a new one, or a copy of one that others hold too."""
+        index = live.num_computed // self.pool.block_size
+        shared = index < len(live.blocks)
+        if shared and self.pool.refcount(live.blocks[index]) == 1:
+            return True
+        if not self.pool.num_free and not self._preempt_for(live, 1):
             return False
+        (block,) = self.pool.allocate(1)
         if shared:
-            (copy,) = self.pool.allocate(1)
-            draft.copy(live.blocks[first], copy)
-            self.pool.free([live.blocks[first]])
-            live.blocks[first] = copy
-        if missing > 0:
-            live.blocks += self.pool.allocate(missing)
+            draft.copy(live.blocks[index], block)
+            self.pool.free([live.blocks[index]])
+            live.blocks[index] = block
+        else:
+            live.blocks.append(block)
         return True
 
     def _preempt_for(self, live: Live, wanted: int) -> bool:
@@ -434,7 +450,7 @@ class Planner:
         self._note_state(live.request)
 
     def _return_blocks(self, live: Live) -> None:
-        self._computing.release(live)
+        self._release_claims(live)
         self.pool.free(live.blocks)
         live.blocks = []
         if live.sequence not in self._lives:
@@ -477,7 +493,7 @@ class Planner:
         if row.finish is not None or live.sequence.unwanted:
             self._growth.ended(len(live.tokens) - live.num_prompt)
             self._end(live)
-        elif live.running:
+        elif live.running and live.num_computed >= (live.num_published + 1) * self.pool.block_size:
             self._publish(live)
 
     def _end_all(self, request: Request) -> None:
@@ -487,7 +503,7 @@ class Planner:
     def _end(self, live: Live) -> None:
         """No further token is wanted. Its blocks return with the last step that names them."""
         del self._lives[live.sequence]
-        self._computing.release(live)
+        self._release_claims(live)
         if live.running:
             self._running.remove(live)
             live.running = False
