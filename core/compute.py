@@ -72,7 +72,9 @@ class Runner:
                 self._model.copy_blocks(list(zip(copies[::2], copies[1::2], strict=True)))
             logits = self._model.forward(self._batch(step))
             forwarded = perf_counter()
-            draws = self._sampling.draw(logits, step.sample_slots.tolist(), step.sample_positions.tolist())
+            draws = self._sampling.draw(
+                logits, step.sample_slots.tolist(), step.sample_positions.tolist(), step.sample_drafts.tolist()
+            )
         finally:
             self._activity.leave()
         return StepResult(

@@ -125,6 +125,8 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
     prompt_tokens_total: int
     cached_tokens_total: int
     generated_tokens_total: int
+    guessed_tokens_total: int
+    kept_tokens_total: int
 
 
 class DrainReport(Struct, frozen=True, kw_only=True):
@@ -193,7 +195,9 @@ class Engine:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from .build import build, no_origin  # Brings torch along, which nobody needs before.
 
-        return await trio.to_thread.run_sync(build, self._settings, progress or quiet, self._where or no_origin)
+        return await trio.to_thread.run_sync(
+            build, self._settings, progress or quiet, self._where or no_origin, abandon_on_cancel=True
+        )
 
     async def _run_line(self, parts: Parts) -> None:
         self._open(parts)
@@ -337,7 +341,8 @@ class Engine:
             mailbox=Mailbox(max_deltas=self._settings.line.mailbox_deltas, num_choices=settled.n),
             timeline=Timeline(),
             arrival=now,
-            lookahead=_allows_lookahead(self._stack, chain),
+            lookahead=_all_in_use(self._stack, chain, "lookahead", default=True),
+            speculate=_all_in_use(self._stack, chain, "speculative", default=False),
             priority=priority,
             deadline=math.inf if timeout_s is None else now + timeout_s,
             patience_s=patience_s,
@@ -471,6 +476,8 @@ class Engine:
             prompt_tokens_total=counters["prompt_tokens"],
             cached_tokens_total=counters["cached_tokens"],
             generated_tokens_total=counters["generated_tokens"],
+            guessed_tokens_total=counters["guessed_tokens"],
+            kept_tokens_total=counters["kept_tokens"],
         )
 
     @property
@@ -519,16 +526,16 @@ def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
     return None
 
 
-def _allows_lookahead(stack: Stack, chain: Sequence[Struct | None]) -> bool:
-    """False where a processor in use reads ids on the host: its sequences take part in every other step."""
-    used = zip(stack.processors, chain, strict=True)
-    return all(getattr(bound.component, "lookahead", True) for bound, params in used if params is not None)
-
-
 def _reason(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         error = _cause(error) or error
     return str(error) or type(error).__name__
+
+
+def _all_in_use(stack: Stack, chain: Sequence[Struct | None], claim: str, *, default: bool) -> bool:
+    """Whether the sampler and all processors that a request uses make *claim* (see `protocols.LogitsProcessor`)."""
+    used = [bound for bound, params in zip(stack.processors, chain, strict=True) if params is not None]
+    return all(getattr(bound.component, claim, default) for bound in (*used, stack.sampler))
 
 
 def _aliased(extra: Mapping[str, Mapping[str, object]]) -> dict[str, object]:

@@ -6,6 +6,8 @@ finish rules that need no text. Knows neither blocks nor characters.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..hooks.messages import FinishReason, Logits, Row, Sampled, SampledRow, Step, StepResult
 from .channel import Inbox, Outbox
 
@@ -33,31 +35,38 @@ async def sample(
 def judge(step: Step, result: StepResult, end_ids: frozenset[int]) -> Sampled:
     """Put each drawn token beside its row, and say which end their answer."""
     rows: list[SampledRow] = []
-    drawn = 0
+    first = 0
     for row in step.rows:
         if not row.samples:
             rows.append(SampledRow(row=row))
             continue
-        error = result.errors.get(drawn)
-        token_id = -1 if error is not None else result.token_ids[drawn]
-        rows.append(
-            SampledRow(
-                row=row,
-                token_id=token_id,
-                logprobs=result.logprobs.get(drawn),
-                finish=FinishReason.ERROR if error is not None else finish_reason(row, token_id, end_ids),
-                error=error,
-            )
-        )
-        drawn += 1
+        rows += _judge_row(row, first, result, end_ids)
+        first += 1 + row.num_drafts
     return Sampled(index=step.index, rows=tuple(rows), forward_s=result.forward_s, sample_s=result.sample_s)
 
 
-def finish_reason(row: Row, token_id: int, end_ids: frozenset[int]) -> FinishReason | None:
+def _judge_row(row: Row, first: int, result: StepResult, end_ids: frozenset[int]) -> Iterator[SampledRow]:
+    """The token after the known ones, then those after guesses that were right, up to one that ends the answer."""
+    for num_kept in range(1 + row.num_drafts):
+        sample = first + num_kept
+        error, token_id = result.errors.get(sample), result.token_ids[sample]
+        if error is not None:
+            yield SampledRow(row=row, num_kept=num_kept, finish=FinishReason.ERROR, error=error)
+            return
+        if token_id < 0:
+            return
+        finish = finish_reason(row, row.output_index + num_kept, token_id, end_ids)
+        logprobs = result.logprobs.get(sample)
+        yield SampledRow(row=row, token_id=token_id, num_kept=num_kept, logprobs=logprobs, finish=finish)
+        if finish is not None:
+            return
+
+
+def finish_reason(row: Row, output_index: int, token_id: int, end_ids: frozenset[int]) -> FinishReason | None:
     """Why the answer ends with this token, or None. An end token counts as a stop even where it is the last allowed."""
     params = row.sequence.request.params
     if token_id in params.stop_token_ids or (token_id in end_ids and not params.ignore_eos):
         return FinishReason.STOP
-    if row.output_index + 1 >= row.max_tokens:
+    if output_index + 1 >= row.max_tokens:
         return FinishReason.LENGTH
     return None

@@ -25,6 +25,7 @@ from .uniform import uniforms
 if TYPE_CHECKING:
     from ..hooks.components import Bound
 
+NO_DRAFT: Final = -1
 MIN_LOGPROB: Final = -9999.0
 """Stands for the logarithm of 0, which JSON cannot say."""
 
@@ -93,21 +94,23 @@ class SamplingState:
         """The ids drawn last for *slots*, `[len(slots)]` int64."""
         return torch.tensor([self._last[slot] for slot in slots], dtype=torch.int64, device=self._device)
 
-    def draw(self, logits: Tensor, slots: list[int], positions: list[int]) -> Draws:
+    def draw(
+        self, logits: Tensor, slots: list[int], positions: list[int], drafts: Sequence[int] | None = None
+    ) -> Draws:
         """Draw one token for each row, and remember it as its slot's last.
 
         Args:
             logits: `[num_rows, vocab_size]` float32. Used up: processors write into it.
             slots: whose each row is. Where a slot has several rows, they see the same history.
             positions: tokens drawn for the slot before each row's.
+            drafts: see `Step.sample_drafts`; None: nothing was guessed.
         """
         owners = [self._owner(slot) for slot in slots]
         if not owners:
             return Draws(token_ids=[], logprobs={}, errors={})
         with torch.inference_mode():
-            return self._draw(
-                DrawRows(logits, slots, positions, [owner.greedy for owner in owners], self._history), owners
-            )
+            rows = DrawRows(logits, slots, positions, [owner.greedy for owner in owners], self._history)
+            return self._draw(rows, owners, drafts or [NO_DRAFT] * len(slots))
 
     def _admit(self, op: Admit) -> None:
         self._history.admit(op.slot, op.prompt_ids, op.output_ids)
@@ -138,7 +141,7 @@ class SamplingState:
         assert owner is not None, f"slot {slot} is not owned"
         return owner
 
-    def _draw(self, drawing: DrawRows, owners: list[Owner]) -> Draws:
+    def _draw(self, drawing: DrawRows, owners: list[Owner], drafts: Sequence[int]) -> Draws:
         drawing.errors.update({row: owner.refusal for row, owner in enumerate(owners) if owner.refusal is not None})
         for row, largest in unusable(drawing.logits):
             reason = f"the model's largest logit must be finite for a token to be drawn, found {largest}"
@@ -149,21 +152,30 @@ class SamplingState:
         for processor in self._processors:
             if processor.slots:
                 processor.apply(drawing)
-        token_ids = self._choose(drawing, owners)
-        for row, (slot, token_id) in enumerate(zip(drawing.slots, token_ids, strict=True)):
-            if row not in drawing.errors:
-                self._history.append(slot, token_id)
-                self._last[slot] = token_id
+        token_ids = self._keep(drawing, self._choose(drawing, owners), drafts)
         logprobs = (
             {}
             if scores is None
             else {
                 row: token_logprobs(row_scores, token_ids[row], num_top[row])
                 for row, row_scores in zip(num_top, scores, strict=True)
-                if row not in drawing.errors
+                if token_ids[row] >= 0
             }
         )
         return Draws(token_ids=token_ids, logprobs=logprobs, errors=drawing.errors)
+
+    def _keep(self, drawing: DrawRows, token_ids: list[int], drafts: Sequence[int]) -> list[int]:
+        """Remember what was drawn. After a wrong guess nothing counts, neither a token nor an error."""
+        previous = UNKNOWN_TOKEN
+        for row, (slot, draft) in enumerate(zip(drawing.slots, drafts, strict=True)):
+            if draft != NO_DRAFT and previous != draft:
+                token_ids[row] = UNKNOWN_TOKEN
+                drawing.errors.pop(row, None)
+            elif row not in drawing.errors:
+                self._history.append(slot, token_ids[row])
+                self._last[slot] = token_ids[row]
+            previous = token_ids[row]
+        return token_ids
 
     def _choose(self, drawing: DrawRows, owners: list[Owner]) -> list[int]:
         """The token of each row: the likeliest where greedy, else the sampler's; `UNKNOWN_TOKEN` with an error."""

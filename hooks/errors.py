@@ -1,20 +1,20 @@
 """Everything Headrace raises on purpose.
 
-    HeadraceError
-    ├── StartError            the process cannot start; its message is shown to the operator, without a traceback
-    │   ├── ConfigError       headrace.toml, environment or flags
-    │   ├── PluginError       a plugin that was chosen cannot be used; names plugin, distribution and reason
-    │   ├── ModelError        a checkpoint that is missing, cut, corrupt or of an unknown kind
-    │   └── MemoryPlanError   the model does not fit into the memory it may use
-    ├── RequestError          one request ends; its status and code go to the client
-    │   ├── BadRequest            400
-    │   │   └── ContextTooLong    400, code `context_length_exceeded`
-    │   ├── NotFound              404
-    │   ├── Overloaded            429, with `retry_after_s`
-    │   ├── RequestFailed         500, names the plugin at fault where there is one
-    │   ├── Unavailable           503, with `retry_after_s`: loading, draining or dead
-    │   └── TimedOut              504
-    └── EngineDied            the line has stopped; every live request has been told
+HeadraceError
+├── StartError            the process cannot start; its message is shown to the operator, without a traceback
+│   ├── ConfigError       headrace.toml, environment or flags
+│   ├── PluginError       a plugin that was chosen cannot be used; names plugin, distribution and reason
+│   ├── ModelError        a checkpoint that is missing, cut, corrupt or of an unknown kind
+│   └── MemoryPlanError   the model does not fit into the memory it may use
+├── RequestError          one request ends; its status and code go to the client
+│   ├── BadRequest            400
+│   │   └── ContextTooLong    400, code `context_length_exceeded`
+│   ├── NotFound              404
+│   ├── Overloaded            429, with `retry_after_s`
+│   ├── RequestFailed         500, names the plugin at fault where there is one
+│   ├── Unavailable           503, with `retry_after_s`: loading, draining or dead
+│   └── TimedOut              504
+└── EngineDied            the line has stopped; every live request has been told
 """
 
 from __future__ import annotations

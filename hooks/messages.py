@@ -53,7 +53,7 @@ class ChatPrompt(Struct, frozen=True, kw_only=True):
 
 
 class TextPrompt(Struct, frozen=True, kw_only=True):
-    """Plain text. With *parse_special*, control tokens written in it count as such; BOS is added if the model has one."""
+    """Plain text. With *parse_special*, control tokens written in it count as such; BOS is added where there is one."""
 
     text: str
     parse_special: bool = True
@@ -76,6 +76,7 @@ class Request:
         mailbox: where deltas go. Its reader closing it cancels the request.
         timeline: which state the request is in; states add up to wall time.
         lookahead: False where a step may not be planned before the last token's id is known on the host.
+        speculate: whether tokens may be guessed ahead: nothing in its chain looks at the tokens drawn before.
         priority: smaller is served first, where the scheduler policy looks at it.
         arrival: when it came to the door, in `trio.current_time()`.
         deadline: in `trio.current_time()`; `inf` without one.
@@ -103,6 +104,7 @@ class Request:
         "priority",
         "prompt",
         "retired",
+        "speculate",
         "stopped",
         "tenant",
         "timeline",
@@ -119,6 +121,7 @@ class Request:
         timeline: Timeline,
         arrival: float = 0.0,
         lookahead: bool = True,
+        speculate: bool = False,
         priority: int = 0,
         deadline: float = float("inf"),
         patience_s: float = 0.0,
@@ -132,6 +135,7 @@ class Request:
         self.timeline = timeline
         self.arrival = arrival
         self.lookahead = lookahead
+        self.speculate = speculate
         self.priority = priority
         self.deadline = deadline
         self.patience_s = patience_s
@@ -150,7 +154,7 @@ class Request:
 
     @property
     def cancelled(self) -> bool:
-        """No further token is wanted: the reader has gone, or was told of an error. Every stage looks at it on receipt."""
+        """No further token is wanted: the reader has gone, or was told of an error. Every stage looks at it."""
         return self.mailbox.closed or self.mailbox.failed
 
     def __repr__(self) -> str:
@@ -237,6 +241,7 @@ class Row(Struct, frozen=True, kw_only=True):
         output_index: which token of the answer that is, counted from 0.
         max_tokens: tokens the answer may have; the finish rule by length.
         decode: False while the prompt is being computed.
+        num_drafts: of the tokens, those at the end that were guessed. Each has a sample row of its own.
     """
 
     sequence: Sequence
@@ -247,6 +252,7 @@ class Row(Struct, frozen=True, kw_only=True):
     output_index: int
     max_tokens: int
     decode: bool
+    num_drafts: int = 0
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -266,6 +272,8 @@ class Step(Struct, frozen=True, kw_only=True):
         sample_rows: `[num_samples]`, indices into tokens whose logits are wanted.
         sample_slots: `[num_samples]`, whose sampling state draws from that row. Many slots may share a row.
         sample_positions: `[num_samples]`, number of tokens already drawn for the slot: the draw's counter.
+        sample_drafts: `[num_samples]`, -1, or the guessed token in that row: what is drawn there counts only where the
+            row before, of the same slot, counts and drew just this token.
         num_decodes: how many of the sequences, from the front, compute exactly one token each.
         rows: the same on the host side, in the order of the batch.
     """
@@ -283,6 +291,7 @@ class Step(Struct, frozen=True, kw_only=True):
     sample_rows: array[int]
     sample_slots: array[int]
     sample_positions: array[int]
+    sample_drafts: array[int]
     num_decodes: int
     rows: tuple[Row, ...]
 
@@ -295,7 +304,7 @@ class Logits(Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(Struct, frozen=True, kw_only=True):
-    """Natural logarithms, under the model's own distribution (before penalties and temperature), for one drawn token."""
+    """Natural logarithms for one drawn token, under the model's own distribution: before penalties and temperature."""
 
     logprob: float
     top_ids: tuple[int, ...]
@@ -306,7 +315,8 @@ class StepResult(Struct, frozen=True, kw_only=True):
     """What the executor gives back for one step.
 
     Attributes:
-        token_ids: `[num_samples]`, in the order of `Step.sample_slots`; undefined where *errors* has the row.
+        token_ids: `[num_samples]`, in the order of `Step.sample_slots`; -1 where *errors* has the row, and where a
+            guess before it was wrong.
         logprobs: sample index → its log-probabilities, for slots that asked for them.
         errors: sample index → why that row has no token (NaN logits, a plugin that failed).
         forward_s, sample_s: seconds, measured on the compute thread.
@@ -325,10 +335,12 @@ class SampledRow(Struct, frozen=True, kw_only=True):
     Attributes:
         token_id: the token drawn; -1 for a chunk of prefill that draws none, or with *error*.
         finish: the choice ends with this token.
+        num_kept: guessed tokens of the row that stand before this one.
     """
 
     row: Row
     token_id: int = -1
+    num_kept: int = 0
     logprobs: TokenLogprobs | None = None
     finish: FinishReason | None = None
     error: RequestError | None = None

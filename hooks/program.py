@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from .protocols import Artifact
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+"""`gelu` is the exact one, by the error function."""
 
 
 class ShapeError(ModelError):
@@ -55,20 +56,50 @@ class Checkpoint(Protocol):
         ...
 
 
+class Source(Struct, frozen=True, kw_only=True):
+    """Where a weight lies in a checkpoint, if it is not a whole tensor as it stands. Undone in the order of the fields.
+
+    Attributes:
+        tensor: the tensor's name in the checkpoint.
+        stack: (index, how many), where matrices of one shape are stacked along a first dimension, as experts are.
+        transposed: a matrix lies as `[in_features, out_features]`.
+        rows: (start, how many in all), where the rows of several matrices are fused into one.
+        plus: added to every element, as the norms of Gemma multiply with `1 + weight`.
+    """
+
+    tensor: str
+    stack: tuple[int, int] | None = None
+    transposed: bool = False
+    rows: tuple[int, int] | None = None
+    plus: float = 0.0
+
+
 class Weight(Struct, frozen=True, kw_only=True):
     """A tensor that a Program needs.
 
     Attributes:
-        shape: as the Program multiplies with it; the checkpoint's tensor must have the same.
+        shape: as the Program multiplies with it.
         source: the tensor's name in the checkpoint.
         permuted_heads: not 0 where the checkpoint interleaves the two halves of each of that many heads along the rows
             (rows 0, d/2, 1, d/2 + 1, …), as GGUF does with Q and K of llama; undone when it is loaded.
+        stack, transposed, rows, plus: as in `Source`; undone before *permuted_heads*.
     """
 
     name: str
     shape: tuple[int, ...]
     source: str
     permuted_heads: int = 0
+    stack: tuple[int, int] | None = None
+    transposed: bool = False
+    rows: tuple[int, int] | None = None
+    plus: float = 0.0
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape that the checkpoint's tensor must have."""
+        shape = self.shape if self.rows is None else (self.rows[1], *self.shape[1:])
+        shape = shape[::-1] if self.transposed else shape
+        return shape if self.stack is None else (self.stack[1], *shape)
 
 
 class Value(Struct, frozen=True):
@@ -88,6 +119,12 @@ class Embed(Operation, frozen=True, kw_only=True):
     weight: str
 
 
+class Position(Operation, frozen=True, kw_only=True):
+    """Row `positions` of the table *weight*, which is learned."""
+
+    weight: str
+
+
 class Norm(Operation, frozen=True, kw_only=True):
     """`x / sqrt(mean(x²) + eps) · weight`, over each run of as many features as *weight* has.
 
@@ -96,6 +133,18 @@ class Norm(Operation, frozen=True, kw_only=True):
 
     x: int
     weight: str
+    eps: float
+
+
+class LayerNorm(Operation, frozen=True, kw_only=True):
+    """`(x - mean(x)) / sqrt(mean((x - mean(x))²) + eps) · weight + bias`, over all features.
+
+    Source: Ba, Kiros and Hinton 2016, Layer Normalization, arXiv:1607.06450.
+    """
+
+    x: int
+    weight: str
+    bias: str
     eps: float
 
 
@@ -110,12 +159,16 @@ class Linear(Operation, frozen=True, kw_only=True):
 class Rotate(Operation, frozen=True, kw_only=True):
     """Turn features j and j + len(frequencies) of each head by the angle position · frequencies[j], in float32.
 
+    Attributes:
+        scale: what the turned features are multiplied with; those beyond the frequencies stay as they are.
+
     Source: Su et al. 2021, RoFormer, arXiv:2104.09864, section 3.4.2, in the order of features that Hugging Face uses.
     """
 
     x: int
     head_dim: int
     frequencies: tuple[float, ...]
+    scale: float = 1.0
 
 
 class Attend(Operation, frozen=True, kw_only=True):
@@ -140,6 +193,13 @@ class Gated(Operation, frozen=True, kw_only=True):
 
     gate: int
     up: int
+    activation: Activation
+
+
+class Activate(Operation, frozen=True, kw_only=True):
+    """`activation(x)`, element by element."""
+
+    x: int
     activation: Activation
 
 
@@ -196,7 +256,22 @@ class Head(Operation, frozen=True, kw_only=True):
     weight: str
 
 
-Op = Embed | Norm | Linear | Rotate | Attend | Gated | Add | Scale | Softcap | Moe | Head
+Op = (
+    Embed
+    | Position
+    | Norm
+    | LayerNorm
+    | Linear
+    | Rotate
+    | Attend
+    | Gated
+    | Activate
+    | Add
+    | Scale
+    | Softcap
+    | Moe
+    | Head
+)
 
 
 class Program(Struct, frozen=True, kw_only=True):
@@ -216,6 +291,18 @@ class Program(Struct, frozen=True, kw_only=True):
     head_dim: int
     vocab_size: int
     max_positions: int
+
+    @property
+    def plain(self) -> list[str]:
+        """Weights that are used as they are, in the order in which they are first used: tables and norms."""
+        found: dict[str, None] = {}
+        for op in self.ops:
+            match op:
+                case Embed() | Position() | Norm():
+                    found[op.weight] = None
+                case LayerNorm():
+                    found |= {op.weight: None, op.bias: None}
+        return list(found)
 
     @property
     def matrices(self) -> dict[str, str | None]:
@@ -248,7 +335,7 @@ class Builder:
     """Writes a Program, one operation a call, and checks that widths fit.
 
     Args:
-        source: canonical name of a weight → name of the checkpoint's tensor.
+        source: canonical name of a weight → name of the checkpoint's tensor, or its part in one.
 
     Raises:
         ShapeError: from any method, where values or sizes do not fit.
@@ -257,7 +344,7 @@ class Builder:
     def __init__(
         self,
         *,
-        source: Callable[[str], str],
+        source: Callable[[str], str | Source],
         num_layers: int,
         hidden_size: int,
         num_heads: int,
@@ -290,6 +377,11 @@ class Builder:
         shape = (self._sizes["vocab_size"], self._sizes["hidden_size"])
         return self._made(Embed(weight=self._weight(name, shape)), self._sizes["hidden_size"])
 
+    def position(self, name: str = "position") -> Value:
+        """One row of the table `[max_positions, hidden_size]` a token."""
+        shape = (self._sizes["max_positions"], self._sizes["hidden_size"])
+        return self._made(Position(weight=self._weight(name, shape)), self._sizes["hidden_size"])
+
     def norm(self, x: Value, name: str, *, eps: float, width: int | None = None) -> Value:
         """RMS norm over all features of *x*, or over each run of *width* of them (a head)."""
         width = x.width if width is None else width
@@ -297,14 +389,20 @@ class Builder:
             raise ShapeError(f"norm {name}: a width of {x.width} has no runs of {width}")
         return self._made(Norm(x=x.index, weight=self._weight(name, (width,)), eps=eps), x.width)
 
+    def layer_norm(self, x: Value, name: str, *, eps: float) -> Value:
+        """Norm around the mean, with a bias `name.bias`."""
+        weight, bias = self._weight(name, (x.width,)), self._weight(f"{name}.bias", (x.width,))
+        return self._made(LayerNorm(x=x.index, weight=weight, bias=bias, eps=eps), x.width)
+
     def linear(self, x: Value, name: str, width: int, *, bias: bool = False, permuted_heads: int = 0) -> Value:
         """Multiply with `[width, x.width]`; *permuted_heads* as in `Weight`."""
         weight = self._weight(name, (width, x.width), permuted_heads)
         named = self._weight(f"{name}.bias", (width,), permuted_heads) if bias else None
         return self._made(Linear(x=x.index, weight=weight, bias=named), width)
 
-    def rotate(self, x: Value, frequencies: tuple[float, ...]) -> Value:
-        """Turn the first `2 · len(frequencies)` features of each head by its position."""
+    def rotate(self, x: Value, frequencies: tuple[float, ...], *, scale: float = 1.0) -> Value:
+        """Turn the first `2 · len(frequencies)` features of each head by its position, and multiply them with *scale*.
+        """
         head_dim = self._sizes["head_dim"]
         if x.width % head_dim:
             raise ShapeError(f"rotate: a width of {x.width} is not a whole number of heads of {head_dim}")
@@ -312,7 +410,7 @@ class Builder:
             raise ShapeError(
                 f"rotate: heads of {head_dim} have {head_dim // 2} pairs, got {len(frequencies)} frequencies"
             )
-        return self._made(Rotate(x=x.index, head_dim=head_dim, frequencies=frequencies), x.width)
+        return self._made(Rotate(x=x.index, head_dim=head_dim, frequencies=frequencies, scale=scale), x.width)
 
     def attend(
         self,
@@ -349,6 +447,10 @@ class Builder:
         """`activation(gate) · up`."""
         self._same("gated", gate, up)
         return self._made(Gated(gate=gate.index, up=up.index, activation=activation), gate.width)
+
+    def activate(self, x: Value, activation: Activation) -> Value:
+        """`activation(x)`."""
+        return self._made(Activate(x=x.index, activation=activation), x.width)
 
     def add(self, a: Value, b: Value) -> Value:
         """`a + b`."""
@@ -415,7 +517,7 @@ class Builder:
     def _weight(self, name: str, shape: tuple[int, ...], permuted_heads: int = 0) -> str:
         if permuted_heads and shape[0] % (2 * permuted_heads):
             raise ShapeError(f"weight {name}: {shape[0]} rows are not {permuted_heads} heads of two halves")
-        weight = Weight(name=name, shape=shape, source=self._source(name), permuted_heads=permuted_heads)
+        weight = _weight(name, shape, self._source(name), permuted_heads)
         known = self._weights.setdefault(name, weight)
         if known != weight:
             raise ShapeError(f"weight {name} is used as {list(known.shape)} and as {list(shape)}")
@@ -428,3 +530,23 @@ class Builder:
     def _made(self, op: Op, width: int) -> Value:
         self._ops.append(op)
         return Value(len(self._ops) - 1, width)
+
+
+def _weight(name: str, shape: tuple[int, ...], source: str | Source, permuted_heads: int) -> Weight:
+    """The Weight that *source* describes, checked against *shape*."""
+    if isinstance(source, str):
+        return Weight(name=name, shape=shape, source=source, permuted_heads=permuted_heads)
+    if source.stack and not 0 <= source.stack[0] < source.stack[1]:
+        raise ShapeError(f"weight {name}: there is no number {source.stack[0]} in a stack of {source.stack[1]}")
+    if source.rows and not 0 <= source.rows[0] <= source.rows[1] - shape[0]:
+        raise ShapeError(f"weight {name}: {shape[0]} rows from row {source.rows[0]} exceed the {source.rows[1]} fused")
+    return Weight(
+        name=name,
+        shape=shape,
+        source=source.tensor,
+        permuted_heads=permuted_heads,
+        stack=source.stack,
+        transposed=source.transposed and len(shape) > 1,
+        rows=source.rows,
+        plus=source.plus,
+    )

@@ -1,8 +1,8 @@
 """What the built objects must do: one protocol an extension point, and the few that join the stages.
 
 Where each runs is part of its contract. *Loop*: the Trio thread, never blocks longer than 1 ms, never touches
-tensors. *Compute*: the one thread that owns the model; never awaits, never touches Trio. *Worker*: a thread borrowed for
-the call; may block. *Start*: before the line runs; may take seconds.
+tensors. *Compute*: the one thread that owns the model; never awaits, never touches Trio. *Worker*: a thread borrowed
+for the call; may block. *Start*: before the line runs; may take seconds.
 """
 
 from __future__ import annotations
@@ -387,6 +387,12 @@ class LogitsProcessor(Protocol):
     """Slot `logits_processor`: changes the rows it is given. Compute.
 
     Kept by slot: `admit` overwrites everything its last owner left, so there is nothing to remove.
+
+    Optional, looked up once:
+        check(params) -> None: called at the door, on the loop; raises BadRequest.
+        lookahead: bool = True. False: needs the last id on the host before the next step is planned.
+        speculative: bool = False. True: never reads `Rows.history`, so that it may be given rows after tokens that are
+            only guessed; without it, requests that use this processor are not speculated for.
     """
 
     phase: ClassVar[Phase]
@@ -405,7 +411,7 @@ class LogitsProcessor(Protocol):
 
 
 class Sampler(Protocol):
-    """Slot `sampler`: the draw, and only the draw. Compute."""
+    """Slot `sampler`: the draw, and only the draw. Compute. `lookahead` and `speculative` as for processors."""
 
     def sample(self, logits: Tensor, uniforms: Tensor, rows: Rows) -> Tensor:
         """Token ids `[num_rows]` int64.

@@ -58,6 +58,14 @@ class Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Annotated[float, Meta(gt=0)] | None,
         Meta(description="Seconds a step may take that reads prompts beside running streams; unset: no matter."),
     ] = 0.5
+    guesses: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64,
+            description="Tokens guessed ahead from a sequence's own past (prompt lookup), where it pays; 0: none.",
+        ),
+    ] = 0
     block_size: Annotated[int, Meta(ge=1, le=1024, description="Tokens in one block of the KV cache.")] = 16
     kv_memory: Annotated[
         Bytes | None,

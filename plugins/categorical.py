@@ -6,6 +6,8 @@ whole vocabulary in float64 costs more than the softmax. Each row is worked out 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,8 @@ LARGEST = 1 - 2.0**-53
 
 
 class Categorical:
+    speculative: ClassVar[bool] = True
+
     def __init__(self, context: Context, options: None) -> None:
         pass
 

@@ -24,6 +24,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class LogitBias:
     phase: ClassVar[Phase] = "bias"
+    speculative: ClassVar[bool] = True
 
     def __init__(self, context: Context, options: None) -> None:
         assert context.sampling is not None

@@ -23,6 +23,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class MinTokens:
     phase: ClassVar[Phase] = "mask"
+    speculative: ClassVar[bool] = True
 
     def __init__(self, context: Context, options: None) -> None:
         assert context.sampling is not None

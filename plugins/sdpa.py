@@ -1,6 +1,6 @@
 """Attention `sdpa`: each sequence's keys and values are gathered from its blocks and given to torch.
 
-The reference: right on any device, quick on none. Only slots that hold a token of the sequence are read, so garbage in
+The reference: simple before quick. Only slots that hold a token of the sequence are read, so garbage in
 the rest of a block cannot reach an answer.
 """
 
@@ -92,8 +92,9 @@ class Sdpa:
 
     def write(self, kv: Tensor, key: Tensor, value: Tensor, plan: Plan) -> None:
         """Store keys and values, each `[num_tokens, num_kv_heads, head_dim]`."""
-        kv[:, 0][plan.blocks, :, plan.offsets] = key
-        kv[:, 1][plan.blocks, :, plan.offsets] = value
+        import torch
+
+        kv[plan.blocks, :, :, plan.offsets] = torch.stack((key, value), 1)
 
     def attend(
         self, query: Tensor, kv: Tensor, plan: Plan, *, scale: float, window: int | None, softcap: float | None

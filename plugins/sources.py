@@ -48,9 +48,13 @@ class FileSource:
             ModelError: nothing there, or not a checkpoint.
         """
         path = Path(reference.removeprefix("//")).expanduser().absolute()
-        if path.is_dir():
+        try:
+            is_folder, is_file = path.is_dir(), path.is_file()
+        except OSError as error:
+            raise ModelError(f"{reference}: cannot be looked at: {error.strerror}") from error
+        if is_folder:
             return _in_folder(path)
-        if not path.is_file():
+        if not is_file:
             hint = "" if "/" in reference else f"; for an installed package write pkg:{reference}"
             raise ModelError(f"{reference}: there is no file or folder {path}{hint}")
         return Artifact(kind="gguf", path=_checked_gguf(path), name=path.stem)

@@ -75,7 +75,7 @@ class WriteLimit:
 class Config(hypercorn.config.Config):
     """Hypercorn's settings and the limit on writes."""
 
-    writes: WriteLimit = WriteLimit(30.0)
+    writes: WriteLimit
 
 
 class SafeTaskGroup(TaskGroup):

@@ -127,6 +127,8 @@ def _of_engine(statistics: EngineStatistics) -> Iterator[Metric]:
         ("prompt_tokens", "Tokens of prompts, cached ones included.", statistics.prompt_tokens_total),
         ("cached_prompt_tokens", "Tokens of prompts found in the prefix cache.", statistics.cached_tokens_total),
         ("generated_tokens", "Tokens drawn.", statistics.generated_tokens_total),
+        ("guessed_tokens", "Tokens guessed ahead.", statistics.guessed_tokens_total),
+        ("kept_tokens", "Tokens guessed ahead that were right.", statistics.kept_tokens_total),
     ):
         yield CounterMetricFamily(f"headrace_{name}", text, value=value)
     blocks = GaugeMetricFamily("headrace_kv_blocks", "Blocks of the KV cache.", labels=["state"])

@@ -122,7 +122,7 @@ async def serve(
         async with trio.open_nursery() as helpers:
             helpers.start_soon(_drain_on_signal, engine, writes, watchdog, settings.drain_s, running)
             if ready is not None:
-                helpers.start_soon(_call_when_ready, engine, ready)
+                helpers.start_soon(_call_when_ready, engine, ready, running)
             async with trio.open_nursery() as nursery:
                 config = hypercorn_config(sock, writes)
                 framework = cast("ASGIFramework", app)
@@ -211,6 +211,7 @@ async def _drain(engine: Engine, budget_s: float) -> None:
     log.info("drained", finished=report.finished, cut=report.cut)
 
 
-async def _call_when_ready(engine: Engine, ready: Callable[[], None]) -> None:
+async def _call_when_ready(engine: Engine, ready: Callable[[], None], running: trio.CancelScope) -> None:
     await engine.ready.wait()
-    ready()
+    if not running.cancel_called:
+        ready()

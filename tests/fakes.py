@@ -81,12 +81,27 @@ def counting(tokens: Sequence[int], choice: int = 0, seed: int = 0) -> int:
     return (tokens[-1] + 1) % (VOCAB_SIZE - 2)
 
 
-def answer(prompt: Sequence[int], num_tokens: int, choice: int = 0, seed: int = 0) -> list[int]:
+Model = Callable[[Sequence[int], int, int], int]
+
+
+def answer(
+    prompt: Sequence[int], num_tokens: int, choice: int = 0, seed: int = 0, model: Model = next_token
+) -> list[int]:
     """What a request gets that nobody disturbs."""
     tokens = list(prompt)
     for _ in range(num_tokens):
-        tokens.append(next_token(tokens, choice, seed))
+        tokens.append(model(tokens, choice, seed))
     return tokens[len(prompt) :]
+
+
+def humming(tokens: Sequence[int], choice: int = 0, seed: int = 0) -> int:
+    """A model that mostly repeats itself: it goes round in sevens, and every now and then slips."""
+    slip = crc32(array("i", tokens).tobytes()) % 10 == 0
+    return (tokens[-1] + 1 + slip + choice) % 7
+
+
+class FakeSampler:
+    speculative = True
 
 
 class _Slot:
@@ -117,7 +132,7 @@ class FakeExecutor:
         pool: BlockPool,
         *,
         step_s: float = 0.01,
-        model: Callable[[Sequence[int], int, int], int] = next_token,
+        model: Model = next_token,
         fail_at: int | None = None,
     ) -> None:
         self._size = pool.block_size
@@ -146,6 +161,9 @@ class FakeExecutor:
         token_ids: list[int] = []
         errors: dict[int, RequestError] = {}
         for i, slot in enumerate(step.sample_slots):
+            if step.sample_drafts[i] >= 0 and token_ids[-1] != step.sample_drafts[i]:
+                token_ids.append(-1)
+                continue
             context = contexts[step.sample_rows[i]]
             state = self._slots[slot]
             assert context == state.tokens, f"slot {slot} holds {state.tokens}, its blocks hold {context}"
@@ -185,10 +203,10 @@ class FakeExecutor:
             tables.append(table)
         contexts = {}
         for i, table in enumerate(tables):
-            place = step.cu_tokens[i + 1] - 1
-            length = step.seq_lens[i]
-            assert length == step.positions[place] + 1
-            contexts[place] = [self._kv[table[p // self._size]][p % self._size] for p in range(length)]
+            assert step.seq_lens[i] == step.positions[step.cu_tokens[i + 1] - 1] + 1
+            for place in range(step.cu_tokens[i], step.cu_tokens[i + 1]):
+                length = step.positions[place] + 1
+                contexts[place] = [self._kv[table[p // self._size]][p % self._size] for p in range(length)]
         return contexts
 
     @property
@@ -212,7 +230,7 @@ def make_stack() -> Stack:
         chat_template=bound("join", JoinTemplate()),
         policy=bound("fcfs", FirstComeFirstServed()),
         chain=(),
-        sampler=bound("none", object()),
+        sampler=bound("none", FakeSampler()),
         observers=(),
         fingerprint="fake",
     )

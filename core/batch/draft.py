@@ -27,6 +27,7 @@ class Draft:
         self._sample_rows = array("i")
         self._sample_slots = array("i")
         self._sample_positions = array("i")
+        self._sample_drafts = array("i")
         self._rows: list[Row] = []
 
     def copy(self, source: int, target: int) -> None:
@@ -41,6 +42,19 @@ class Draft:
         self._positions.append(position)
         self._add(live, 1, samples=True, decode=len(tokens) + live.num_inflight > live.num_prompt)
 
+    def speculate(self, live: Live, guesses: array[int]) -> None:
+        """Compute the last token of *live* and *guesses* of those that follow, and draw after each of them."""
+        start, num_tokens = live.num_computed, 1 + len(guesses)
+        self._tokens.append(live.tokens[start])
+        self._tokens.extend(guesses)
+        self._positions.extend(range(start, start + num_tokens))
+        self._add(live, num_tokens, samples=True, decode=True, num_drafts=len(guesses))
+        for i, guess in enumerate(guesses):
+            self._sample_rows.append(self.num_tokens - len(guesses) + i)
+            self._sample_slots.append(live.sequence.slot)
+            self._sample_positions.append(live.num_outputs + i)  # One of them is in flight: the row's own.
+            self._sample_drafts.append(guess)
+
     def prefill(self, live: Live, num_tokens: int) -> None:
         """Compute the next *num_tokens* of *live*, and draw the one after if they are its last."""
         start, stop = live.num_computed, live.num_computed + num_tokens
@@ -48,7 +62,7 @@ class Draft:
         self._positions.extend(range(start, stop))
         self._add(live, num_tokens, samples=stop == live.length, decode=False)
 
-    def _add(self, live: Live, num_tokens: int, *, samples: bool, decode: bool) -> None:
+    def _add(self, live: Live, num_tokens: int, *, samples: bool, decode: bool, num_drafts: int = 0) -> None:
         live.num_computed += num_tokens
         live.last_step = self.index
         self._slots.append(live.sequence.slot)
@@ -60,7 +74,7 @@ class Draft:
         if num_tokens == 1 and self.num_decodes == self.num_seqs:
             self.num_decodes += 1
         self.num_seqs += 1
-        self._row(live, num_tokens, samples=samples, decode=decode)
+        self._row(live, num_tokens, samples=samples, decode=decode, num_drafts=num_drafts)
 
     def fork(self, live: Live) -> None:
         """Draw for *live* too from the row added last: a further choice of the same request."""
@@ -82,11 +96,12 @@ class Draft:
             sample_rows=self._sample_rows,
             sample_slots=self._sample_slots,
             sample_positions=self._sample_positions,
+            sample_drafts=self._sample_drafts,
             num_decodes=self.num_decodes,
             rows=tuple(self._rows),
         )
 
-    def _row(self, live: Live, num_tokens: int, *, samples: bool, decode: bool) -> None:
+    def _row(self, live: Live, num_tokens: int, *, samples: bool, decode: bool, num_drafts: int = 0) -> None:
         sequence, output_index = live.sequence, live.num_outputs
         self._rows.append(
             Row(
@@ -98,10 +113,12 @@ class Draft:
                 output_index=output_index,
                 max_tokens=live.max_tokens,
                 decode=decode,
+                num_drafts=num_drafts,
             )
         )
         if samples:
-            self._sample_rows.append(self.num_tokens - 1)
+            self._sample_rows.append(self.num_tokens - 1 - num_drafts)
+            self._sample_drafts.append(-1)
             self._sample_slots.append(sequence.slot)
             self._sample_positions.append(output_index)
             live.num_inflight += 1

@@ -6,6 +6,7 @@ from array import array
 
 from ...hooks.messages import Request, Sequence
 from ...hooks.protocols import RunningView, WaitingView
+from .ngram import Lookup
 
 
 class Live:
@@ -24,6 +25,7 @@ class Live:
         "key",
         "last_step",
         "leaving",
+        "lookup",
         "max_tokens",
         "num_computed",
         "num_inflight",
@@ -45,6 +47,8 @@ class Live:
         self.num_computed = 0
         self.num_inflight = 0
         """Tokens drawn in steps that have not come back."""
+        self.lookup: Lookup | None = None
+        """Where guesses of the next tokens come from. While one is in flight, `num_computed` counts all as right."""
         self.blocks: list[int] = []
         self.digests: list[bytes] = []
         """Of the full blocks of `tokens`, from the start; extended as blocks fill."""
@@ -89,7 +93,7 @@ class Live:
             and len(self.tokens) + self.num_inflight - self.num_prompt < self.max_tokens
             and not self.sequence.unwanted
             and not request.mailbox.parked
-            and (request.lookahead or self.num_inflight == 0)
+            and (self.num_inflight == 0 or (request.lookahead and self.lookup is None))
         )
 
     def waiting_view(self) -> WaitingView:

@@ -25,6 +25,7 @@ from ..kv.prefix import Computing, digests
 from .draft import Draft
 from .growth import Growth
 from .live import Live
+from .ngram import Lookup, Payoff
 
 CANDIDATES = 256
 """Waiting sequences looked at in one step; those behind them are not reached this time."""
@@ -39,6 +40,7 @@ class Limits(Struct, frozen=True, kw_only=True):
         max_model_len: tokens of prompt and answer together.
         num_slots: sampling states on the compute thread; one for each sequence the credits let in.
         target_step_s: how long a step may take that computes prefill beside running streams; None: no matter.
+        num_guesses: tokens guessed ahead for one sequence in one step; 0: none.
         park_timeout_s: how long a request may stay parked.
     """
 
@@ -48,6 +50,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     num_slots: int
     prefix_cache: bool = True
     target_step_s: float | None = None
+    num_guesses: int = 0
     park_timeout_s: float = 60.0
 
 
@@ -92,6 +95,7 @@ class Planner:
         self._slot_ops: list[Admit | Fork | Release] = []
         self._num_sequences = 0
         self._token_s: float | None = None
+        self._payoff = Payoff()
 
     # ── what is asked from outside ────────────────────────────────────────────────────────────────────────────────
 
@@ -196,6 +200,7 @@ class Planner:
                 self.counters["stale_rows"] += 1
             else:
                 self._take(live, row)
+        self._judge_guesses(sampled)
         for live in [live for live in self._running if live.leaving and live.last_step <= self.completed]:
             self._preempt_now(live)
         for live in [live for live in self._ending if live.last_step <= self.completed]:
@@ -221,17 +226,40 @@ class Planner:
         if len(candidates) > self.limits.max_running:
             # Who waited longest since its last step goes first, so that all get their turn.
             candidates.sort(key=lambda live: live.last_step)
-        prefills = []
+        prefills, guessing = [], []
+        guess = self.limits.num_guesses > 0 and self._payoff.wanted()
         for live in candidates:
             if live.todo > 1:
                 prefills.append(live)
+            elif guess and live.lookup is not None:
+                guessing.append(live)
             elif self._has_place(draft) and self._still_runs(live) and self._make_room(live, draft):
                 draft.decode(live)
+                self._planned(live, draft)
+        for live in guessing:
+            if self._has_place(draft) and self._still_runs(live) and self._make_room(live, draft):
+                self._speculate(live, draft)
                 self._planned(live, draft)
         for live in prefills:
             if self._has_place(draft) and self._still_runs(live):
                 draft.prefill(live, min(live.todo, self._budget(draft)))
                 self._planned(live, draft)
+
+    def _speculate(self, live: Live, draft: Draft) -> None:
+        """Plan the next token of *live*, and as many guesses as there is room for without taking it from anybody."""
+        assert live.lookup is not None
+        left = live.max_tokens - live.num_outputs - 1
+        guesses = live.lookup.guess(live.tokens, min(self.limits.num_guesses, left, self._budget(draft) - 1))
+        missing = self._blocks_for(live.num_computed + 1 + len(guesses)) - len(live.blocks)
+        if missing > self.pool.num_free:
+            guesses = guesses[: len(live.blocks) * self.pool.block_size - live.num_computed - 1]
+        elif missing > 0:
+            live.blocks += self.pool.allocate(missing)
+        if guesses:
+            draft.speculate(live, guesses)
+            self.counters["guessed_tokens"] += len(guesses)
+        else:
+            draft.decode(live)
 
     @staticmethod
     def _still_runs(live: Live) -> bool:
@@ -313,6 +341,8 @@ class Planner:
         live.num_published = len(found)
         live.running = True
         self._running.append(live)
+        if self.limits.num_guesses > 0 and live.request.speculate:
+            self._learn(live)
         live.claims = True
         for digest in live.digests[len(found) :]:
             self._computing.claim(digest, live)
@@ -346,6 +376,11 @@ class Planner:
                 self._fork(live, choice, draft)
             live.siblings = 0
 
+    def _learn(self, live: Live) -> None:
+        if live.lookup is None:
+            live.lookup = Lookup()
+            live.lookup.extend(live.tokens, 0)
+
     def _release_claims(self, live: Live) -> None:
         live.claims = False
         self._computing.release(live)
@@ -360,6 +395,8 @@ class Planner:
         live.num_published = leader.num_published
         live.num_computed = leader.num_computed
         live.running = True
+        if leader.lookup is not None:
+            self._learn(live)
         self._slot_ops.append(Fork(source=leader.sequence.slot, slot=sequence.slot, choice=choice))
         self._lives[sequence] = live
         self._of_request[leader.request].append(live)
@@ -479,14 +516,19 @@ class Planner:
 
     def _take(self, live: Live, row: SampledRow) -> None:
         """Note what a step brought for *live*."""
-        if row.row.samples:
+        if row.row.samples and not row.num_kept:
             live.num_inflight -= 1
+        if row.row.num_drafts:
+            # Until now it counted all guesses as right. What the wrong ones wrote will be overwritten.
+            live.num_computed = row.row.num_computed - row.row.num_drafts + row.num_kept
         if row.error is not None:
             self.pool.forget(live.blocks)  # What it computed is not to be trusted.
             self._end_all(live.request)
             return
         if row.token_id >= 0:
             live.tokens.append(row.token_id)
+            if live.lookup is not None:
+                live.lookup.extend(live.tokens, len(live.tokens) - 1)
             self.counters["generated_tokens"] += 1
             if len(live.tokens) == live.num_prompt + 1:
                 self._note_state(live.request)
@@ -546,6 +588,19 @@ class Planner:
         else:
             state = "preempted" if any(live.num_preemptions for live in lives) else "queued"
         request.timeline.enter(state)
+
+    def _judge_guesses(self, sampled: Sampled) -> None:
+        """Note how many guesses were right, and whether guessing pays."""
+        if not self.limits.num_guesses:
+            return
+        kept = {id(row.row): (row.row, row.num_kept) for row in sampled.rows if row.row.num_drafts}
+        for row, num_kept in kept.values():
+            self.counters["kept_tokens"] += num_kept
+            live = self._lives.get(row.sequence)
+            if live is not None and live.lookup is not None:
+                live.lookup.judge(row.num_drafts, num_kept, len(live.tokens))
+        if all(row.row.decode for row in sampled.rows):
+            self._payoff.note(bool(kept), len(sampled.rows), sampled.forward_s + sampled.sample_s)
 
     def _measure(self, sampled: Sampled) -> None:
         """Keep the seconds a token of prefill takes, for the budget beside running streams."""

@@ -34,6 +34,7 @@ def step(index: int, **fields: object) -> Step:
         "sample_rows": EMPTY,
         "sample_slots": EMPTY,
         "sample_positions": EMPTY,
+        "sample_drafts": EMPTY,
         "num_decodes": 0,
         "rows": (),
     }

@@ -26,11 +26,14 @@ from tests.fakes import (
     END_ID,
     NAN_ID,
     FakeExecutor,
+    Model,
     answer,
     ask,
     counting,
+    humming,
     make_engine,
     make_parts,
+    next_token,
     text_of,
 )
 
@@ -386,13 +389,41 @@ async def test_every_request_gets_exactly_its_tokens_or_its_error_and_everything
     assert all(inbox.statistics().depth == 0 for inbox in engine._inboxes)
 
 
-async def client(engine: Engine, rng: random.Random) -> None:
+@pytest.mark.parametrize("seed", range(4))
+async def test_guessing_ahead_changes_no_token(seed: int, autojump_clock: MockClock) -> None:
+    rng = random.Random(seed)
+    parts = make_parts(
+        num_blocks=rng.choice([40, 500]),
+        max_running=rng.choice([3, 16]),
+        max_waiting=100,
+        max_step_tokens=rng.choice([16, 64]),
+        max_model_len=100,
+        num_guesses=rng.choice([1, 3, 8]),
+        executor=lambda pool: FakeExecutor(pool, model=humming),
+    )
+    async with line(parts) as engine, trio.open_nursery() as nursery:
+        for i in range(50):
+            nursery.start_soon(client, engine, random.Random(1000 * seed + i), humming, 100)
+    statistics = engine.statistics()
+    assert 0 < statistics.kept_tokens_total < statistics.guessed_tokens_total
+
+
+async def test_a_text_that_repeats_its_prompt_takes_few_steps(autojump_clock: MockClock) -> None:
+    parts = make_parts(num_guesses=4, executor=lambda pool: FakeExecutor(pool, model=lambda tokens, *_: tokens[-12]))
+    async with line(parts) as engine:
+        texts = await ask(engine, range(12), {"max_tokens": 120})
+    assert texts == {0: text_of([i % 12 for i in range(120)])}
+    assert engine.statistics().steps_total < 120 / 1.5
+
+
+async def client(engine: Engine, rng: random.Random, model: Model = next_token, max_len: int = 80) -> None:
     """One client with habits of its own: late, impatient, slow, or all of them."""
     await trio.sleep(rng.uniform(0, 2))
     shared = [7] * rng.choice([0, 10, 33])
     prompt = shared + [rng.randrange(900) for _ in range(rng.randint(1, 30))]
     n, max_tokens = rng.choice([1, 1, 1, 2, 4]), rng.randint(1, 60)
-    params: dict[str, object] = {"n": n, "max_tokens": max_tokens, "seed": rng.choice([0, 5])}
+    seed = rng.choice([0, 5])
+    params: dict[str, object] = {"n": n, "max_tokens": max_tokens, "seed": seed}
     request = engine.request(TokenPrompt(token_ids=tuple(prompt)), params)
     leaves_after = rng.choice([None, None, None, rng.randint(0, 20)])
     pause_s = rng.choice([0, 0, 0.05, 0.5])
@@ -408,12 +439,11 @@ async def client(engine: Engine, rng: random.Random) -> None:
             await trio.sleep(pause_s * rng.random())
         else:
             if error is None:
-                limit = min(max_tokens, 80 - len(prompt))
-                seed = int(str(params["seed"]))
-                assert texts == {choice: text_of(answer(prompt, limit, choice, seed)) for choice in range(n)}
+                limit = min(max_tokens, max_len - len(prompt))
+                assert texts == {choice: text_of(answer(prompt, limit, choice, seed, model)) for choice in range(n)}
             else:
                 assert isinstance(error, Overloaded | ContextTooLong)
-        whole = {choice: text_of(answer(prompt, 80, choice, int(str(params["seed"])))) for choice in range(n)}
+        whole = {choice: text_of(answer(prompt, max_len, choice, seed, model)) for choice in range(n)}
         assert all(whole[choice].startswith(text) for choice, text in texts.items())
     finally:
         report = engine.close(request)

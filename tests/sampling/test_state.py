@@ -163,3 +163,17 @@ def test_sa11_the_logprob_of_an_alternative_is_never_infinite():
     told = line.draw([[0, -INF, -INF, -1e9]], [0]).logprobs[0]
     assert told.logprob == 0
     assert told.top_logprobs == (0, -9999.0, -9999.0, -9999.0)
+
+
+def test_after_a_wrong_guess_neither_a_token_nor_an_error_counts():
+    logits = torch.full((4, 8), -5.0)
+    for row, token in enumerate((3, 4, 6, 1)):
+        logits[row, token] = 5.0
+    logits[3] = math.nan
+    line = Line(8, num_slots=3)
+    line.admit(2, temperature=0)
+    # Guessed: 3, which is right; 5, where 4 is drawn; and one more behind it.
+    draws = line.state.draw(logits, [2, 2, 2, 2], [0, 1, 2, 3], [-1, 3, 5, 7])
+    assert draws.token_ids == [3, 4, UNKNOWN_TOKEN, UNKNOWN_TOKEN]
+    assert draws.errors == {}
+    assert line.state.last_token(2) == 4

@@ -147,6 +147,8 @@ class FakeEngine:
             prompt_tokens_total=6,
             cached_tokens_total=1,
             generated_tokens_total=self.num_put,
+            guessed_tokens_total=0,
+            kept_tokens_total=0,
         )
 
     async def drain(self, budget_s: float) -> DrainReport:

@@ -78,6 +78,7 @@ async def test_connect_ends_one_stream(h2_client):
 
 
 async def test_a_websocket_over_http2_ends_one_stream(h2_client):
+    await ask(h2_client)  # By now both sides have agreed on their settings.
     stream_id = h2_client.connection.get_next_available_stream_id()
     headers = [(b":method", b"CONNECT"), (b":protocol", b"websocket"), (b":path", b"/"), (b":scheme", b"http")]
     h2_client.connection.send_headers(stream_id, [*headers, (b":authority", b"x"), (b"sec-websocket-version", b"13")])
