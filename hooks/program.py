@@ -160,7 +160,7 @@ class Rotate(Operation, frozen=True, kw_only=True):
     """Turn features j and j + len(frequencies) of each head by the angle position · frequencies[j], in float32.
 
     Attributes:
-        scale: what the turned features are multiplied with; those beyond the frequencies stay as they are.
+        magnitude: what the turned features are multiplied with; those beyond the frequencies stay as they are.
 
     Source: Su et al. 2021, RoFormer, arXiv:2104.09864, section 3.4.2, in the order of features that Hugging Face uses.
     """
@@ -168,7 +168,7 @@ class Rotate(Operation, frozen=True, kw_only=True):
     x: int
     head_dim: int
     frequencies: tuple[float, ...]
-    scale: float = 1.0
+    magnitude: float = 1.0
 
 
 class Attend(Operation, frozen=True, kw_only=True):
@@ -400,9 +400,8 @@ class Builder:
         named = self._weight(f"{name}.bias", (width,), permuted_heads) if bias else None
         return self._made(Linear(x=x.index, weight=weight, bias=named), width)
 
-    def rotate(self, x: Value, frequencies: tuple[float, ...], *, scale: float = 1.0) -> Value:
-        """Turn the first `2 · len(frequencies)` features of each head by its position, and multiply them with *scale*.
-        """
+    def rotate(self, x: Value, frequencies: tuple[float, ...], *, magnitude: float = 1.0) -> Value:
+        """Turn the first `2 · len(frequencies)` features of each head by its position; *magnitude* multiplies them."""
         head_dim = self._sizes["head_dim"]
         if x.width % head_dim:
             raise ShapeError(f"rotate: a width of {x.width} is not a whole number of heads of {head_dim}")
@@ -410,7 +409,8 @@ class Builder:
             raise ShapeError(
                 f"rotate: heads of {head_dim} have {head_dim // 2} pairs, got {len(frequencies)} frequencies"
             )
-        return self._made(Rotate(x=x.index, head_dim=head_dim, frequencies=frequencies, scale=scale), x.width)
+        op = Rotate(x=x.index, head_dim=head_dim, frequencies=frequencies, magnitude=magnitude)
+        return self._made(op, x.width)
 
     def attend(
         self,

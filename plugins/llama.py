@@ -1,71 +1,21 @@
 """The family `llama`: Llama 1 to 3, SmolLM2 and all that share their shape, from GGUF or Hugging Face checkpoints.
 
-Rotary scalings other than the default, experts and other activations are refused, never ignored.
+Converters to GGUF file Mistral and Mixtral under this name too, so a GGUF checkpoint may have a window or experts.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from msgspec import Struct
-
-from ..core.model.metadata import number, whole, wrong
-from ..hooks.program import Builder, Checkpoint, Program, Value, rotary_frequencies
+from ..core.model.config import Config, read_sizes
+from ..core.model.decoder import Decoder, read_experts
+from ..core.model.names import GGUF_WORDS, HF_WORDS, Names
+from ..core.model.rope import read_rotation
+from ..hooks.program import Checkpoint, Program
 from ..hooks.protocols import Context, Register
 from ..hooks.registry import plugin
 
 headrace_api = 1
-
-GGUF_WORDS = {
-    "embed": "token_embd",
-    "norm": "output_norm",
-    "head": "output",
-    "layers": "blk",
-    "attention_norm": "attn_norm",
-    "q": "attn_q",
-    "k": "attn_k",
-    "v": "attn_v",
-    "o": "attn_output",
-    "ffn_norm": "ffn_norm",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "down": "ffn_down",
-}
-HF_WORDS = {
-    "embed": "model.embed_tokens",
-    "norm": "model.norm",
-    "head": "lm_head",
-    "layers": "model.layers",
-    "attention_norm": "input_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
-
-
-class Sizes(Struct, frozen=True, kw_only=True):
-    """What the two kinds of metadata come to. *permuted*: rows of Q and K lie as GGUF has them."""
-
-    num_layers: int
-    hidden_size: int
-    ffn_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    max_positions: int
-    eps: float
-    theta: float
-    tied: bool
-    qkv_bias: bool
-    o_bias: bool
-    ffn_bias: bool
-    permuted: bool
 
 
 class Llama:
@@ -77,136 +27,49 @@ class Llama:
     names: ClassVar[tuple[str, ...]] = ("llama", "LlamaForCausalLM")
 
     def program(self, checkpoint: Checkpoint) -> Program:
-        """The Program of *checkpoint*; reads metadata and shapes.
+        """The Program of *checkpoint*; reads metadata, shapes, and the divisors of a scaled rotation.
 
         Raises:
             ModelError: a size is missing or impossible, or the checkpoint uses what is not built yet.
         """
-        from_gguf = checkpoint.architecture == "llama"
-        sizes = _gguf_sizes(checkpoint) if from_gguf else _hf_sizes(checkpoint)
-        words = GGUF_WORDS if from_gguf else HF_WORDS
-        if sizes.num_layers > len(checkpoint.shapes):
-            raise wrong(
-                checkpoint, "the number of layers", f"at most {len(checkpoint.shapes)}, one a tensor", sizes.num_layers
-            )
-
-        def source(name: str) -> str:
-            place = ".".join(words.get(part, part) for part in name.split("."))
-            return place if name.endswith(".bias") else f"{place}.weight"
-
-        b = Builder(
-            source=source,
-            num_layers=sizes.num_layers,
-            hidden_size=sizes.hidden_size,
-            num_heads=sizes.num_heads,
-            num_kv_heads=sizes.num_kv_heads,
-            head_dim=sizes.head_dim,
-            vocab_size=sizes.vocab_size,
-            max_positions=sizes.max_positions,
-        )
-        frequencies = rotary_frequencies(sizes.theta, sizes.head_dim)
-        x = b.embed()
+        config = Config(checkpoint)
+        sizes = read_sizes(config, max_positions=2048)
+        rotation = read_rotation(config, sizes)
+        num_experts = config.whole("num_experts", 0, least=0) if config.from_gguf else 0
+        words = GGUF_WORDS if config.from_gguf else HF_WORDS
+        names = Names(words, num_experts=num_experts)
+        eps = config.eps(1e-6)
+        d = Decoder(sizes, names, eps=eps, rotations=[rotation], permuted=config.from_gguf)
+        activation, ffn_size, window = config.activation(), config.whole("intermediate_size"), _window(config)
+        experts = read_experts(config, ffn_size, renormalize=True) if num_experts else None
+        bias, o_bias, ffn_bias = _biases(config)
+        x = d.b.embed()
         for i in range(sizes.num_layers):
-            x = _layer(b, x, f"layers.{i}", sizes, frequencies)
-        b.head(b.norm(x, "norm", eps=sizes.eps), "embed" if sizes.tied else "head")
-        return b.build()
+            at = f"layers.{i}"
+            h = d.norm(x, f"{at}.attention_norm")
+            x = d.b.add(x, d.attention(h, at, rotation, window=window, bias=bias, o_bias=o_bias))
+            h = d.norm(x, f"{at}.ffn_norm")
+            x = d.b.add(
+                x,
+                d.mixture(h, at, experts, activation=activation)
+                if experts
+                else d.feed_forward(h, at, ffn_size, activation=activation, bias=ffn_bias),
+            )
+        return d.finish(x)
 
 
-def _layer(b: Builder, x: Value, at: str, s: Sizes, frequencies: tuple[float, ...]) -> Value:
-    query_width, kv_width = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim
-    h = b.norm(x, f"{at}.attention_norm", eps=s.eps)
-    q = b.linear(h, f"{at}.q", query_width, bias=s.qkv_bias, permuted_heads=s.num_heads if s.permuted else 0)
-    k = b.linear(h, f"{at}.k", kv_width, bias=s.qkv_bias, permuted_heads=s.num_kv_heads if s.permuted else 0)
-    v = b.linear(h, f"{at}.v", kv_width, bias=s.qkv_bias)
-    a = b.attend(b.rotate(q, frequencies), b.rotate(k, frequencies), v)
-    x = b.add(x, b.linear(a, f"{at}.o", s.hidden_size, bias=s.o_bias))
-    h = b.norm(x, f"{at}.ffn_norm", eps=s.eps)
-    gate = b.linear(h, f"{at}.gate", s.ffn_size, bias=s.ffn_bias)
-    up = b.linear(h, f"{at}.up", s.ffn_size, bias=s.ffn_bias)
-    return b.add(x, b.linear(b.gated(gate, up), f"{at}.down", s.hidden_size, bias=s.ffn_bias))
+def _window(config: Config) -> int | None:
+    """Only Mistral's converter writes one; a `sliding_window` in a Hugging Face config of llama means nothing."""
+    return config.window() if config.from_gguf else None
 
 
-def _gguf_sizes(checkpoint: Checkpoint) -> Sizes:
-    shapes = checkpoint.shapes
-    hidden_size = whole(checkpoint, "llama.embedding_length")
-    num_heads = whole(checkpoint, "llama.attention.head_count")
-    head_dim = whole(checkpoint, "llama.attention.key_length", hidden_size // num_heads)
-    _expect(checkpoint, "llama.attention.value_length", head_dim)
-    _expect(checkpoint, "llama.rope.dimension_count", head_dim)
-    _expect(checkpoint, "llama.expert_count", 0)
-    _expect(checkpoint, "llama.rope.scaling.type", "none")
-    # Without a type, a factor means linear scaling.
-    _expect(checkpoint, "llama.rope.scaling.factor", 1.0)
-    _expect(checkpoint, "llama.rope.scale_linear", 1.0)
-    if "rope_freqs.weight" in shapes:
-        raise wrong(checkpoint, "rope_freqs.weight", "absent: scaled rotation is not supported yet", "a tensor")
-    embed = shapes.get("token_embd.weight", ())
-    return Sizes(
-        num_layers=whole(checkpoint, "llama.block_count"),
-        hidden_size=hidden_size,
-        ffn_size=whole(checkpoint, "llama.feed_forward_length"),
-        num_heads=num_heads,
-        num_kv_heads=whole(checkpoint, "llama.attention.head_count_kv", num_heads),
-        head_dim=head_dim,
-        vocab_size=embed[0] if embed else whole(checkpoint, "llama.vocab_size"),
-        max_positions=whole(checkpoint, "llama.context_length"),
-        eps=number(checkpoint.metadata, "llama.attention.layer_norm_rms_epsilon", checkpoint),
-        theta=number(checkpoint.metadata, "llama.rope.freq_base", checkpoint, 10000.0),
-        tied="output.weight" not in shapes,
-        qkv_bias="blk.0.attn_q.bias" in shapes,
-        o_bias="blk.0.attn_output.bias" in shapes,
-        ffn_bias="blk.0.ffn_gate.bias" in shapes,
-        permuted=True,
-    )
-
-
-def _hf_sizes(checkpoint: Checkpoint) -> Sizes:
-    config = checkpoint.metadata
-    hidden_size = whole(checkpoint, "hidden_size")
-    num_heads = whole(checkpoint, "num_attention_heads")
-    _expect(checkpoint, "hidden_act", "silu")
-    attention_bias = config.get("attention_bias") is True
-    return Sizes(
-        num_layers=whole(checkpoint, "num_hidden_layers"),
-        hidden_size=hidden_size,
-        ffn_size=whole(checkpoint, "intermediate_size"),
-        num_heads=num_heads,
-        num_kv_heads=whole(checkpoint, "num_key_value_heads", num_heads),
-        head_dim=whole(checkpoint, "head_dim", hidden_size // num_heads),
-        vocab_size=whole(checkpoint, "vocab_size"),
-        max_positions=whole(checkpoint, "max_position_embeddings", 2048),
-        eps=number(config, "rms_norm_eps", checkpoint, 1e-6),
-        theta=_hf_theta(checkpoint),
-        # A head in the file counts in spite of the flag, as with transformers; mostly it repeats the embedding.
-        tied=config.get("tie_word_embeddings") is True and "lm_head.weight" not in checkpoint.shapes,
-        qkv_bias=attention_bias,
-        o_bias=attention_bias,
-        ffn_bias=config.get("mlp_bias") is True,
-        permuted=False,
-    )
-
-
-def _hf_theta(checkpoint: Checkpoint) -> float:
-    """`rope_parameters` of newer configs holds the base too; older ones have `rope_theta` and `rope_scaling`."""
-    config = checkpoint.metadata
-    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    rope: Any = config.get(key) or {}
-    if not isinstance(rope, dict):
-        raise wrong(checkpoint, key, "an object", rope)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise wrong(checkpoint, f"{key}.rope_type", "default: scaled rotation is not supported yet", kind)
-    fraction = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if fraction not in (None, 1):
-        raise wrong(checkpoint, "partial_rotary_factor", "1: rotating a part of a head is not supported yet", fraction)
-    return number(rope if rope.get("rope_theta") is not None else config, "rope_theta", checkpoint, 10000.0)
-
-
-def _expect(checkpoint: Checkpoint, key: str, only: object) -> None:
-    """Refuse any value of *key* but *only* and none."""
-    found = checkpoint.metadata.get(key)
-    if found is not None and found != only:
-        raise wrong(checkpoint, key, f"{only} (nothing else is supported yet)", found)
+def _biases(config: Config) -> tuple[bool, bool, bool]:
+    """Whether Q, K and V, the projection back, and the feed-forward have biases. GGUF has no key for it."""
+    if config.from_gguf:
+        first = [config.has(f"blk.0.{name}.bias") for name in ("attn_q", "attn_output", "ffn_gate")]
+        return first[0], first[1], first[2]
+    attention = config.flag("attention_bias")
+    return attention, attention, config.flag("mlp_bias")
 
 
 def _build(context: Context, options: None) -> Llama:

@@ -1,4 +1,4 @@
-"""A Program interpreted in torch, one operation at a time, in float32, on any device.
+"""A Program interpreted in torch, one operation at a time, in float32.
 
 This is what a Program means: slow, short, and the oracle of all other ways to run one. It receives a `Batch` and gives
 logits; it knows nothing of requests, schedules or blocks.
@@ -14,7 +14,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...hooks.program import Add, Attend, Embed, Gated, Head, Linear, Moe, Norm, Op, Program, Rotate, Scale, Softcap
+from ...hooks.program import (
+    Activate,
+    Add,
+    Attend,
+    Embed,
+    Gated,
+    Head,
+    LayerNorm,
+    Linear,
+    Moe,
+    Norm,
+    Op,
+    Position,
+    Program,
+    Rotate,
+    Scale,
+    Softcap,
+)
 from ...hooks.protocols import Attention
 from ...hooks.protocols import Linear as Multiply
 from ..kv.store import KVStore
@@ -22,6 +39,7 @@ from . import Batch
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
+    "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }
 
@@ -30,7 +48,7 @@ class ReferenceModel:
     """Runs a Program. Implements `core.kernels.Model`.
 
     Args:
-        tensors: weights that are read as they are: the embedding and the norms.
+        tensors: weights that are used as they are, those of `Program.plain`.
         linears: what the quantizer made of each of `Program.matrices`.
     """
 
@@ -50,7 +68,7 @@ class ReferenceModel:
         self._attention = attention
         self._layers = [store.layer(i) for i in range(program.num_layers)]
         self._frequencies = {
-            op.frequencies: torch.tensor(op.frequencies, dtype=torch.float32, device=store.pool.device)
+            (op.frequencies, op.magnitude): torch.tensor(op.frequencies, dtype=torch.float32, device=store.pool.device)
             for op in program.ops
             if isinstance(op, Rotate)
         }
@@ -60,7 +78,7 @@ class ReferenceModel:
     def forward(self, batch: Batch) -> Tensor:
         """Logits `[num_samples, vocab_size]`; writes keys and values of all tokens of *batch*."""
         plan = self._attention.plan(batch)
-        turns = {frequencies: _turns(batch.positions, tensor) for frequencies, tensor in self._frequencies.items()}
+        turns = {key: _turns(batch.positions, tensor, key[1]) for key, tensor in self._frequencies.items()}
         values: dict[int, Tensor] = {}
         for i, op in enumerate(self.program.ops):
             values[i] = self._run(op, values, batch, plan, turns)
@@ -79,7 +97,7 @@ class ReferenceModel:
             case Norm():
                 return _norm(values[op.x], self.tensors[op.weight], op.eps)
             case Rotate():
-                return _rotate(values[op.x], op.head_dim, *turns[op.frequencies])
+                return _rotate(values[op.x], op.head_dim, *turns[op.frequencies, op.magnitude])
             case Attend():
                 return self._attend(op, values[op.query], values[op.key], values[op.value], plan)
             case Gated():
@@ -90,6 +108,13 @@ class ReferenceModel:
                 return self.tensors[op.weight][batch.token_ids]
             case Head():
                 return self.linears[op.weight](values[op.x][batch.sample_rows])
+            case LayerNorm():
+                x = values[op.x]
+                return F.layer_norm(x, x.shape[-1:], self.tensors[op.weight], self.tensors[op.bias], op.eps)
+            case Activate():
+                return ACTIVATIONS[op.activation](values[op.x])
+            case Position():
+                return self.tensors[op.weight][batch.positions]
             case Scale():
                 return values[op.x] * op.factor
             case Softcap():
@@ -123,17 +148,19 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (runs * torch.rsqrt(runs.square().mean(-1, keepdim=True) + eps) * weight).view(x.shape)
 
 
-def _turns(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, `[num_tokens, 1, num_pairs]`, to be broadcast over heads."""
+def _turns(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines, `[num_tokens, 1, 2 · num_pairs]`, to be broadcast over heads."""
     angles = (positions.to(torch.float32)[:, None] * frequencies)[:, None]
-    return angles.cos(), angles.sin()
+    cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
 def _rotate(x: Tensor, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
-    num_pairs = cos.shape[-1]
+    width = cos.shape[-1]
     heads = x.reshape(len(x), -1, head_dim)
-    a, b, rest = heads[..., :num_pairs], heads[..., num_pairs : 2 * num_pairs], heads[..., 2 * num_pairs :]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1).flatten(1)
+    turned = heads[..., :width]
+    turned = torch.addcmul(turned * cos, turned.roll(width // 2, -1), sin)
+    return (turned if width == head_dim else torch.cat((turned, heads[..., width:]), -1)).flatten(1)
 
 
 def _last_uses(ops: tuple[Op, ...]) -> list[list[int]]:

@@ -12,7 +12,7 @@ from math import prod
 from torch import Tensor
 
 from ...hooks.errors import ModelError
-from ...hooks.program import Attend, Checkpoint, Embed, Norm, Program, Weight
+from ...hooks.program import Attend, Checkpoint, Program, Weight
 from ...hooks.protocols import Architecture, Artifact, Attention, Linear, ModelSource, Quantizer
 from ..kernels.reference import ReferenceModel
 from ..kv.store import KVStore
@@ -57,9 +57,9 @@ def check(program: Program, checkpoint: Checkpoint) -> None:
     wrong = []
     for weight in program.weights.values():
         found = checkpoint.shapes.get(weight.source)
-        if found != weight.shape:
+        if found != weight.stored_shape:
             shown = "there is none" if found is None else f"found {list(found)}"
-            wrong.append(f"{weight.source} must be {list(weight.shape)}, {shown}")
+            wrong.append(f"{weight.source} must be {list(weight.stored_shape)}, {shown}")
     if wrong:
         more = f"; and {len(wrong) - 4} more" if len(wrong) > 4 else ""
         raise ModelError(f"{checkpoint.artifact.path}: {'; '.join(wrong[:4])}{more}")
@@ -119,27 +119,45 @@ def _load_weights(
     device: str,
     progress: Progress,
 ) -> tuple[dict[str, Tensor], dict[str, Linear]]:
-    """The tensors used as they are, and what the quantizer made of the others, one matrix after the other."""
-    matrices = program.matrices
-    plain = dict.fromkeys(op.weight for op in program.ops if isinstance(op, Embed | Norm))
+    """The tensors used as they are, and what the quantizer made of the others. Reads one tensor after the other."""
+    plain = program.plain
     tensors: dict[str, Tensor] = {}
     linears: dict[str, Linear] = {}
     done, total = 0, weight_bytes(program)
+    last: dict[str, Tensor] = {}
+
+    def whole(weight: Weight) -> Tensor:
+        """The tensor of the file. One with several matrices in it is kept until another is read."""
+        if weight.shape == weight.stored_shape or len(weight.shape) == 1:
+            return checkpoint.tensor(weight.source)
+        if weight.source not in last:
+            last.clear()
+            last[weight.source] = checkpoint.tensor(weight.source)
+        return last[weight.source]
 
     def read(name: str) -> Tensor:
         nonlocal done
         weight = program.weights[name]
-        tensor = _arrange(checkpoint.tensor(weight.source), weight).to(device)
+        tensor = _arrange(whole(weight), weight).to(device)
         done += 4 * tensor.numel()
         progress(artifact.name, done, total)
         return tensor
 
     for name in plain:
         tensors[name] = read(name)
-    for name, bias in matrices.items():
-        tensor = tensors[name] if name in plain else _shared(read(name), tensors)
-        linears[name] = quantizer.linear(name, tensor, read(bias) if bias else None)
+    for name, bias in _by_source(program):
+        added = read(bias) if bias else None
+        tensor = tensors[name] if name in tensors else _shared(read(name), tensors)
+        linears[name] = quantizer.linear(name, tensor, added)
     return tensors, linears
+
+
+def _by_source(program: Program) -> list[tuple[str, str | None]]:
+    """`Program.matrices`, those that lie in one tensor of the file together, so that it is read once."""
+    groups: dict[str, list[tuple[str, str | None]]] = {}
+    for name, bias in program.matrices.items():
+        groups.setdefault(program.weights[name].source, []).append((name, bias))
+    return [pair for group in groups.values() for pair in group]
 
 
 def _shared(tensor: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -148,8 +166,19 @@ def _shared(tensor: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def _arrange(tensor: Tensor, weight: Weight) -> Tensor:
-    """Put the rows of each head in the order in which the Program rotates them: first halves, then second halves."""
-    if not weight.permuted_heads:
-        return tensor
-    pairs = tensor.reshape(weight.permuted_heads, -1, 2, *tensor.shape[1:])
-    return pairs.transpose(1, 2).reshape(tensor.shape).contiguous()
+    """What *weight* is of the file's tensor.
+
+    The rows of permuted heads are put in the order in which the Program rotates them: first halves, then second halves.
+    """
+    if weight.stack is not None:
+        tensor = tensor[weight.stack[0]]
+    if weight.transposed:
+        tensor = tensor.T
+    if weight.rows is not None:
+        tensor = tensor[weight.rows[0] : weight.rows[0] + weight.shape[0]]
+    if weight.permuted_heads:
+        pairs = tensor.reshape(weight.permuted_heads, -1, 2, *tensor.shape[1:])
+        tensor = pairs.transpose(1, 2).reshape(tensor.shape)
+    if weight.plus:
+        tensor = tensor + weight.plus
+    return tensor.contiguous()

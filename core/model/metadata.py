@@ -10,16 +10,16 @@ from ...hooks.errors import ModelError
 from ...hooks.program import Checkpoint
 
 
-def whole(checkpoint: Checkpoint, key: str, default: int | None = None) -> int:
-    """A size or a count: a whole number of at least 1.
+def whole(checkpoint: Checkpoint, key: str, default: int | None = None, *, least: int = 1) -> int:
+    """A size or a count: a whole number of at least *least*.
 
     Raises:
         ModelError: missing (or null) without a *default*, or something else.
     """
     value = checkpoint.metadata.get(key)
     value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise wrong(checkpoint, key, "a whole number of at least 1", value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise wrong(checkpoint, key, f"a whole number of at least {least}", value)
     return value
 
 
