@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,8 @@ class GGUFCheckpoint:
         # The package works through 16 rows at a time; rows count for nothing in it, and longer ones take half the time.
         num_rows = math.prod(info.shape[:-1])
         kind = GGMLQuantizationType(info.type)
+        if kind == GGMLQuantizationType.F64:  # The one type of floats that the package does not convert.
+            return torch.from_numpy(raw.view(numpy.float64).astype(numpy.float32)).reshape(info.shape)
         try:
             values = dequantize(raw.reshape(num_rows // math.gcd(num_rows, 16), -1), kind)
         except NotImplementedError as error:
@@ -67,7 +70,9 @@ class GGUFCheckpoint:
 
     def close(self) -> None:
         """Unmap the file."""
-        self._data.close()
+        # While an error is on its way, its traceback may hold a view of the file, which is then unmapped with it.
+        with suppress(BufferError):
+            self._data.close()
 
 
 def _mapped(path: Path) -> mmap.mmap:

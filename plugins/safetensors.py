@@ -18,6 +18,8 @@ headrace_api = 1
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F64", "F32", "F16", "BF16")
+PACKED = (".qweight", ".qzeros", ".weight_packed", ".weight_scale_inv", ".quant_state.bitsandbytes__nf4", ".absmax")
+"""Endings of tensors that only quantized checkpoints have."""
 
 
 class SafetensorsCheckpoint:
@@ -28,8 +30,7 @@ class SafetensorsCheckpoint:
         self.artifact = artifact
         self.metadata: Mapping[str, Any] = _read_object(folder / "config.json")
         self.architecture = _architecture(folder, self.metadata)
-        if self.metadata.get("quantization_config"):
-            raise ModelError(f"{folder}: config.json has quantization_config; such weights are not supported yet")
+        _refuse_quantized(folder, self.metadata)
         has_generation = (folder / "generation_config.json").exists()
         self.generation: Mapping[str, Any] = _read_object(folder / "generation_config.json") if has_generation else {}
         self._files: dict[str, Any] = {}
@@ -61,6 +62,7 @@ class SafetensorsCheckpoint:
         for path, wanted in _shards(folder).items():
             file = _opened(path)
             names = set(file.keys())
+            _refuse_packed(path, names)
             if wanted is not None and (missing := sorted(wanted - names)):
                 raise ModelError(f"{path}: {INDEX} says that {missing[0]} is here, and it is not")
             for name in names if wanted is None else wanted:
@@ -74,6 +76,36 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> str:
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ModelError(f"{folder / 'config.json'}: architectures must be a list of one name, found {names!r}")
     return names[0]
+
+
+def _refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
+    """Weights in a format of their own must never be taken for plain ones.
+
+    Raises:
+        ModelError: one of the configs names such a format.
+    """
+    nested = [config, *(part for part in config.values() if isinstance(part, dict))]
+    for key in ("quantization_config", "compression_config"):
+        for part in nested:
+            if found := part.get(key):
+                method = found.get("quant_method") if isinstance(found, dict) else None
+                raise ModelError(f"{folder / 'config.json'}: {_quantized(method or f'an unnamed format ({key})')}")
+    for name, method in (("quantize_config.json", "gptq"), ("hf_quant_config.json", "modelopt")):
+        if (folder / name).is_file():
+            raise ModelError(f"{folder / name}: {_quantized(method)}")
+
+
+def _refuse_packed(path: Path, names: set[str]) -> None:
+    packed = sorted(name for name in names if name.endswith(PACKED))
+    if packed:
+        raise ModelError(f"{path}: {packed[0]}: {_quantized('gptq, awq or the like')}")
+
+
+def _quantized(method: object) -> str:
+    return (
+        f"the weights are quantized as {method!s:.100}, which is not read from safetensors; use the model's folder "
+        "in bf16, f16 or f32 (and a quantizer here), or a quantized GGUF file of it"
+    )
 
 
 def _shards(folder: Path) -> dict[Path, set[str] | None]:
@@ -98,10 +130,12 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
 def _opened(path: Path) -> Any:
     from safetensors import SafetensorError, safe_open
 
+    if not path.is_file():
+        raise ModelError(f"{path}: {INDEX} names this file, and it is missing; download it again")
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path}: cannot be read as safetensors, it is missing, cut or corrupt: {error}") from error
+        raise ModelError(f"{path}: cannot be read as safetensors, it is cut or corrupt: {error}") from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:

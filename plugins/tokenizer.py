@@ -11,16 +11,17 @@ import os
 import re
 import secrets
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import structlog
 import tokenizers
 from tokenizers import AddedToken
 
-from ..hooks.errors import BadRequest
+from ..hooks.errors import BadRequest, ModelError
 from ..hooks.registry import plugin
-from . import gguf_bpe, tokenizer_json
+from . import gguf_bpe, gguf_spm, tokenizer_json
+from .gguf_lists import flag
 
 if TYPE_CHECKING:
     from ..hooks.program import Checkpoint
@@ -63,8 +64,9 @@ class ModelTokenizer:
         engine: parses control tokens; taken over.
         pieces: the bytes each id stands for.
         leading_spaces: spaces the decoder takes from the start of a text, because the tokenizer put them there.
-        prefix: ids that go before a text that is to have special tokens.
+        prefix, suffix: ids that go before and after a text that is to have special tokens.
         named_specials: what templates call some control tokens, such as `bos_token` → its text.
+        sentence: what is done to each text between control tokens, before *engine* sees it.
 
     Attributes:
         specials: text of each control token → its id.
@@ -79,6 +81,8 @@ class ModelTokenizer:
         prefix: Iterable[int],
         end_ids: frozenset[int],
         named_specials: Mapping[str, str],
+        suffix: Iterable[int] = (),
+        sentence: Callable[[str], str] | None = None,
     ) -> None:
         # One request is one text: threads of the library's own would only compete with the compute thread.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -88,7 +92,8 @@ class ModelTokenizer:
         self.num_tokens = len(pieces)
         self.end_ids = end_ids
         self.bos_id: int | None = engine.token_to_id(named_specials.get("bos_token", ""))
-        self._prefix = array("i", prefix)
+        self._prefix, self._suffix = array("i", prefix), array("i", suffix)
+        self._sentence = sentence
         self._leading_spaces = leading_spaces
         self._pieces = pieces
         control_ids = set(self.specials.values())
@@ -100,7 +105,9 @@ class ModelTokenizer:
         # tokens (strips spaces, leaves out the leading one) stays as it is.
         nonce = secrets.token_hex(16)
         self._aliases = {text: f"<|{nonce}:{id}|>" for text, id in self.specials.items()}
+        self._alias_set = frozenset(self._aliases.values())
         names = {id: self._aliases.get(token.content, token.content) for id, token in added.items()}
+        self._any_name = _any_of(names.values())
         self._plain = tokenizers.Tokenizer(engine.model)  # Shares the vocabulary.
         self._plain.normalizer = engine.normalizer
         self._plain.pre_tokenizer = engine.pre_tokenizer
@@ -111,16 +118,19 @@ class ModelTokenizer:
             log.warning("this tokenizer makes control tokens out of plain text: users can forge turns", tokens=unsafe)
 
     def encode(self, text: str, *, parse_special: bool, add_special: bool) -> array[int]:
-        """See `protocols.Tokenizer`. A text that already begins with BOS gets no second one."""
-        ids = _encode(self._parsing, text) if parse_special else self._encode_plain(text)
-        if add_special and ids[: len(self._prefix)] != self._prefix:
-            return self._prefix + ids
-        return ids
+        """See `protocols.Tokenizer`. A text that already begins with BOS gets no second one; nor an EOS at its end,
+        where the model has one put there."""
+        ids = self._encode_parsing(text) if parse_special else self._encode_plain(text)
+        if not add_special:
+            return ids
+        if ids[: len(self._prefix)] != self._prefix:
+            ids = self._prefix + ids
+        return ids if ids[len(ids) - len(self._suffix) :] == self._suffix else ids + self._suffix
 
     def encode_rendered(self, rendered: Rendered) -> array[int]:
         """See `protocols.Tokenizer`."""
         if not rendered.stand_ins:
-            return _encode(self._parsing, rendered.text)
+            return self._encode_parsing(rendered.text)
         text = self._any_added.sub(lambda match: self._aliases.get(match[0], match[0]), rendered.text)
         text = _any_of(rendered.stand_ins).sub(lambda match: rendered.stand_ins[match[0]], text)
         return self._encode_plain(text)
@@ -136,8 +146,24 @@ class ModelTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return self._pieces[token_id] if 0 <= token_id < self.num_tokens else b""
 
+    def _encode_parsing(self, text: str) -> array[int]:
+        return _encode(self._parsing, self._spelled(text, self._any_added, self.specials))
+
     def _encode_plain(self, text: str) -> array[int]:
-        return array("i", [self._plain_ids.get(id, id) for id in _encode(self._plain, text)])
+        spelled = self._spelled(text, self._any_name, self._alias_set)
+        return array("i", [self._plain_ids.get(id, id) for id in _encode(self._plain, spelled)])
+
+    def _spelled(self, text: str, any_token: re.Pattern[str], controls: Container[str]) -> str:
+        """*text* with each sentence between *controls* written as the engine wants it."""
+        if self._sentence is None:
+            return text
+        written: list[str] = []
+        start = 0
+        for match in any_token.finditer(text):
+            if match[0] in controls:
+                written += self._sentence(text[start : match.start()]), match[0]
+                start = match.end()
+        return "".join(written) + self._sentence(text[start:])
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
@@ -170,14 +196,31 @@ def _encode(engine: tokenizers.Tokenizer, text: str) -> array[int]:
 
 
 def _from_gguf(checkpoint: Checkpoint) -> ModelTokenizer:
-    lists = gguf_bpe.read(checkpoint.metadata)
+    metadata = checkpoint.metadata
+    sentence: gguf_spm.Sentence | None = None
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind == "gpt2":
+        letters = gguf_bpe.read(metadata)
+        lists, add_bos, engine = letters.lists, letters.splitter.add_bos, gguf_bpe.build(letters)
+        pieces = gguf_bpe.pieces(lists)
+    elif kind == "llama":
+        scored = gguf_spm.read(metadata)
+        lists, add_bos, engine = scored.lists, True, gguf_spm.build(scored)
+        pieces, sentence = gguf_spm.pieces(lists), scored.sentence
+    else:
+        raise ModelError(
+            f"tokenizer.ggml.model must be gpt2 (byte-level BPE) or llama (SentencePiece BPE), found {kind!r:.100}; "
+            "use the model's folder with its tokenizer.json"
+        )
     return ModelTokenizer(
-        gguf_bpe.build(lists),
-        pieces=gguf_bpe.pieces(lists),
-        leading_spaces=0,
-        prefix=[lists.bos] if lists.add_bos and lists.bos is not None else [],
+        engine,
+        pieces=pieces,
+        leading_spaces=sentence.leading_spaces if sentence else 0,
+        prefix=[lists.bos] if flag(metadata, "add_bos_token", add_bos) and lists.bos is not None else [],
+        suffix=[lists.eos] if flag(metadata, "add_eos_token", False) and lists.eos is not None else [],
         end_ids=lists.end_ids | _generation_ends(checkpoint),
         named_specials=lists.named_specials,
+        sentence=sentence.spell if sentence else None,
     )
 
 

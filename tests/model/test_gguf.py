@@ -3,6 +3,7 @@
 import random
 import struct
 import time
+from contextlib import closing
 
 import gguf
 import numpy as np
@@ -115,7 +116,7 @@ def test_every_type_equals_the_package_bit_for_bit(kind, tmp_path):
     assert values.numpy().tobytes() == wanted.tobytes()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
 def test_floats_are_read_as_they_are(dtype, tmp_path):
     array = np.random.default_rng(0).standard_normal((3, 2, 5)).astype(dtype)
     path = write(tmp_path / "x.gguf", [("w", array, None)])
@@ -140,11 +141,30 @@ def test_the_tokenizer_of_the_default_model_is_read_quickly():
     assert len(checkpoint.metadata["tokenizer.ggml.merges"]) == 48900
 
 
-def test_a_tensor_of_integers_is_no_weight(tmp_path):
-    path = write(tmp_path / "x.gguf", [("w", np.zeros((2, 2), np.int32), None)])
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64])
+def test_a_tensor_of_integers_is_no_weight(dtype, tmp_path):
+    path = write(tmp_path / "x.gguf", [("w", np.zeros((2, 2), dtype), None)])
 
-    with pytest.raises(ModelError, match="w is of type I32"):
+    with pytest.raises(ModelError, match=f"w is of type I{8 * dtype().itemsize}, which cannot be read as weights"):
         open_checkpoint(path).tensor("w")
+
+
+@pytest.mark.parametrize("kind", ["Q8_1", "Q8_K", "Q1_0"])
+def test_a_type_that_the_package_cannot_dequantize_is_named(kind, tmp_path):
+    number = gguf.GGMLQuantizationType[kind]
+    raw = np.zeros((1, gguf.GGML_QUANT_SIZES[number][1]), np.uint8)
+    path = write(tmp_path / "x.gguf", [("w", raw, number)])
+
+    with pytest.raises(ModelError, match=f"w is of type {kind}, which cannot be read as weights"):
+        open_checkpoint(path).tensor("w")
+
+
+def test_a_file_can_be_closed_while_an_error_is_on_its_way(tmp_path):
+    path = write(tmp_path / "x.gguf", [("w", np.zeros((2, 2), np.int32), None)])
+    checkpoint = open_checkpoint(path)
+
+    with pytest.raises(ModelError, match="w is of type I32"), closing(checkpoint):
+        checkpoint.tensor("w")
 
 
 def test_an_unknown_tensor_is_named(tiny_gguf):

@@ -132,7 +132,6 @@ def test_broken_json_is_refused_by_name(name, content, sharded):
         ({"architectures": None}, "list of one name, found None"),
         ({"architectures": []}, "list of one name"),
         ({"architectures": [1]}, "list of one name"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ],
 )
 def test_a_config_that_names_no_family_we_can_read_is_refused(change, message, folder):
@@ -143,12 +142,64 @@ def test_a_config_that_names_no_family_we_can_read_is_refused(change, message, f
         open_folder(folder)
 
 
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "bitsandbytes", "compressed-tensors", "mxfp4"])
+@pytest.mark.parametrize("nest", [lambda part: part, lambda part: {"text_config": part}], ids=["plain", "nested"])
+def test_a_quantized_checkpoint_is_refused_by_name(nest, method, folder):
+    config = json.loads((folder / "config.json").read_text())
+    change = nest({"quantization_config": {"quant_method": method}})
+    (folder / "config.json").write_text(json.dumps(config | change))
+
+    with pytest.raises(ModelError, match=f"quantized as {method}, .* use the model's folder in bf16"):
+        open_folder(folder)
+
+
+@pytest.mark.parametrize(("name", "method"), [("quantize_config.json", "gptq"), ("hf_quant_config.json", "modelopt")])
+def test_a_quantized_checkpoint_is_known_by_the_file_beside_it(name, method, folder):
+    (folder / name).write_text("{}")
+
+    with pytest.raises(ModelError, match=f"{name}: the weights are quantized as {method}"):
+        open_folder(folder)
+
+
+def test_a_quantized_checkpoint_is_known_by_its_tensors(tmp_path):
+    save_file({"q_proj.qweight": torch.zeros(2, dtype=torch.int32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+
+    with pytest.raises(ModelError, match=r"q_proj\.qweight: the weights are quantized as gptq, awq"):
+        open_folder(tmp_path)
+
+
+def test_quantization_without_a_name_is_refused_too(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": [8]}))
+
+    with pytest.raises(ModelError, match="an unnamed format"):
+        open_folder(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int32, torch.uint8])
+def test_numbers_that_are_no_floats_never_reach_the_model(dtype, tmp_path):
+    save_file({"w": torch.zeros(2).to(dtype)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+
+    with pytest.raises(ModelError, match="w must be one of F64, F32, F16, BF16, found"):
+        open_folder(tmp_path).tensor("w")
+
+
+def test_a_missing_shard_is_named(sharded):
+    first = sorted(sharded.glob("*.safetensors"))[0]
+    first.unlink()
+
+    with pytest.raises(ModelError, match=f"{first.name}: .* download it again"):
+        open_folder(sharded)
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
         ({"w": "../outside.safetensors"}, "must lie in a file of this folder"),
         ({"w": 7}, "must lie in a file of this folder"),
-        ({"w": "none.safetensors"}, "missing, cut or corrupt"),
+        ({"w": "none.safetensors"}, r"none\.safetensors: .* names this file, and it is missing; download it again"),
         ({"not there": "model-a.safetensors"}, "not there is here, and it is not"),
         ({}, "weight_map must be an object"),
         ("model-a.safetensors", "weight_map must be an object"),

@@ -73,6 +73,7 @@ def test_several_models_are_listed(package):
         ("pkg:__main__", "pkg:__main__"),
         ("hf:org/name", "unknown model source hf:; there are file:, pkg:, and paths"),
         ("no-such-model", "no file or folder .*/no-such-model; .* pkg:no-such-model"),
+        ("x" * 300, "cannot be looked at: File name too long"),
         ("file:/no/such/model.gguf", "no file or folder /no/such/model.gguf"),
     ],
 )

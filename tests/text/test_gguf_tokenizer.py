@@ -125,6 +125,13 @@ def test_llama3_puts_bos_in_front_unless_the_file_says_otherwise() -> None:
     assert len(without.encode("a", parse_special=True, add_special=True)) == 1
 
 
+def test_eos_goes_behind_where_the_file_says_so() -> None:
+    found = build(WordsOnly(metadata=tiny(add_eos_token=True)))
+    assert found.encode("ab", parse_special=True, add_special=True).tolist() == [256, 257]
+    assert found.encode("ab<end>", parse_special=True, add_special=True).tolist() == [256, 257]
+    assert found.encode("ab", parse_special=True, add_special=False).tolist() == [256]
+
+
 def test_user_defined_tokens_are_text_to_write_and_to_read() -> None:
     found = build(WordsOnly(metadata=tiny()))
     assert "<think>" not in found.specials
@@ -150,11 +157,13 @@ def test_end_ids_join_eos_eot_and_the_generation_config() -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"model": "llama"}, "SentencePiece"),
         ({"model": "bert"}, "must be gpt2 .*'bert'"),
         ({"model": None}, "must be gpt2 .*None"),
         ({"merges": None}, "tokenizer.ggml.merges, found none"),
         ({"merges": ["a nothing"]}, "merges must fit"),
+        ({"merges": [1]}, "merges must be a list of str"),
+        ({"merges": "a b"}, "merges must be a list of str"),
+        ({"pre": 3}, "tokenizer.ggml.pre must be one of .* found 3"),
         ({"token_type": [1]}, "259 entries"),
     ],
 )
