@@ -118,6 +118,7 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
             vocab_size=opened.program.vocab_size,
             created=int(time.time()),
             fingerprint=stack.fingerprint,
+            aliases=settings.model.aliases,
         ),
         stack=stack,
         pool=BlockPool(opened.memory.num_blocks, opened.memory.block_size),
@@ -136,6 +137,7 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
         max_token_bytes=max(len(context.tokenizer.token_bytes(i)) for i in range(context.tokenizer.num_tokens)),
         defaults=_defaults(settings, checkpoint),
         off_loop=partial(trio.to_thread.run_sync, limiter=trio.CapacityLimiter(2)),
+        codec_off_loop=partial(trio.to_thread.run_sync, limiter=trio.CapacityLimiter(1)),
         watch=partial(
             watch,
             activity,

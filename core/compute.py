@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..hooks.messages import UNKNOWN_TOKEN, Step, StepResult
 from .kernels import Batch, Model
-from .sampling import SamplingState
+from .sampling import SamplingState, token_scores
 
 MODEL = "the model's own step"
 
@@ -72,8 +72,13 @@ class Runner:
                 self._model.copy_blocks(list(zip(copies[::2], copies[1::2], strict=True)))
             logits = self._model.forward(self._batch(step))
             forwarded = perf_counter()
+            num_samples = len(step.sample_rows)
+            scores = token_scores(logits[num_samples:], step.score_tokens.tolist(), step.score_tops.tolist())
             draws = self._sampling.draw(
-                logits, step.sample_slots.tolist(), step.sample_positions.tolist(), step.sample_drafts.tolist()
+                logits[:num_samples],
+                step.sample_slots.tolist(),
+                step.sample_positions.tolist(),
+                step.sample_drafts.tolist(),
             )
         finally:
             self._activity.leave()
@@ -83,6 +88,7 @@ class Runner:
             errors=draws.errors,
             forward_s=forwarded - started,
             sample_s=perf_counter() - forwarded,
+            scores=scores,
         )
 
     def _batch(self, step: Step) -> Batch:
@@ -95,7 +101,7 @@ class Runner:
             seq_lens=step.seq_lens.tolist(),
             block_tables=[tables[cu_blocks[i] : cu_blocks[i + 1]] for i in range(len(cu_blocks) - 1)],
             block_size=self._block_size,
-            sample_rows=_tensor(step.sample_rows),
+            sample_rows=_tensor(step.sample_rows + step.score_rows),
             num_decodes=step.num_decodes,
         )
 
@@ -197,7 +203,7 @@ class Compute:
 
 
 async def watch(activity: Activity, *, warn_s: float, stall_s: float, forward_stall_s: float) -> None:
-    """Name who keeps the compute thread longer than *warn_s*, and give up after the time it may take.
+    """Name who keeps the compute thread, within *warn_s*, and give up after the time it may take.
 
     Args:
         stall_s: how long a plugin's call may take.
@@ -213,6 +219,7 @@ async def watch(activity: Activity, *, warn_s: float, stall_s: float, forward_st
         limit_s = forward_stall_s if who == MODEL else stall_s
         if busy_s > limit_s:
             raise TimeoutError(f"{who} has kept the compute thread for {busy_s:.1f} s, longer than {limit_s:g} s")
-        if busy_s > warn_s and since != warned:
+        # The next look would be too late to name it within warn_s.
+        if busy_s > 0.75 * warn_s and since != warned:
             warned = since
             log.warning("the compute thread is held up", by=who, seconds=round(busy_s, 1))

@@ -48,6 +48,7 @@ from ..hooks.settings import Settings
 from ..hooks.stack import Stack
 from .batch.planner import Limits, Planner
 from .channel import ChannelStatistics, Inbox, Outbox, open_channel
+from .codec import Codec
 from .control import Control
 from .credits import Credits
 from .forward import forward
@@ -77,6 +78,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
         vocab_size: rows of the embedding: token ids must lie below it.
         created: Unix seconds, when it was loaded.
         fingerprint: of the components behind it.
+        aliases: further names under which clients may ask for it.
     """
 
     name: str
@@ -84,6 +86,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     vocab_size: int
     created: int
     fingerprint: str
+    aliases: tuple[str, ...] = ()
 
 
 class Parts(Struct, frozen=True, kw_only=True):
@@ -93,6 +96,7 @@ class Parts(Struct, frozen=True, kw_only=True):
         executor: entered on the loop when the line starts.
         watch: runs beside the line and raises when the executor hangs.
         off_loop: how `tokenize` leaves the loop.
+        codec_off_loop: how texts beside the line leave it, so that they do not keep `tokenize` waiting; None: the same.
         report: lines for people, printed at start.
     """
 
@@ -105,6 +109,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     max_token_bytes: int
     defaults: Mapping[str, object]
     off_loop: OffLoop
+    codec_off_loop: OffLoop | None = None
     watch: Callable[[], Any] | None = None
     report: str = ""
 
@@ -228,6 +233,14 @@ class Engine:
         self._credits = Credits(
             max_sequences=num_places,
             max_tokens=line.max_prompt_tokens or max(pool_tokens, num_places * parts.pool.block_size),
+        )
+        self._codec = Codec(
+            parts.stack.tokenizer.component,
+            parts.stack.chat_template.component,
+            off_loop=parts.codec_off_loop or parts.off_loop,
+            max_model_len=parts.limits.max_model_len,
+            max_bytes=parts.limits.max_model_len * parts.max_token_bytes,
+            vocab_size=parts.info.vocab_size,
         )
         self._control = Control(self._to_schedule.clone(), self._credits)
         self._planner = Planner(
@@ -449,6 +462,26 @@ class Engine:
         return report
 
     # ── around ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def codec(self) -> Codec:
+        """The model's tokenizer and template, beside the line.
+
+        Raises:
+            Unavailable: loading, draining or dead.
+        """
+        self._require_ready()
+        return self._codec
+
+    @property
+    def max_sequences(self) -> int:
+        """Choices of all requests that may be in the line at once.
+
+        Raises:
+            Unavailable: loading, draining or dead.
+        """
+        self._require_ready()
+        return self._credits.max_sequences
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         """A token as text (U+FFFD for what is no whole character) and as bytes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..hooks.messages import FinishReason, Logits, Row, Sampled, SampledRow, Step, StepResult
+from ..hooks.messages import FinishReason, Logits, Row, Sampled, SampledRow, Step, StepResult, TokenLogprobs
 from .channel import Inbox, Outbox
 
 
@@ -35,17 +35,21 @@ async def sample(
 def judge(step: Step, result: StepResult, end_ids: frozenset[int]) -> Sampled:
     """Put each drawn token beside its row, and say which end their answer."""
     rows: list[SampledRow] = []
-    first = 0
+    first = first_score = 0
     for row in step.rows:
+        scores = tuple(result.scores[first_score : first_score + row.num_scores])
+        first_score += row.num_scores
         if not row.samples:
-            rows.append(SampledRow(row=row))
+            rows.append(SampledRow(row=row, scores=scores))
             continue
-        rows += _judge_row(row, first, result, end_ids)
+        rows += _judge_row(row, first, result, end_ids, scores)
         first += 1 + row.num_drafts
     return Sampled(index=step.index, rows=tuple(rows), forward_s=result.forward_s, sample_s=result.sample_s)
 
 
-def _judge_row(row: Row, first: int, result: StepResult, end_ids: frozenset[int]) -> Iterator[SampledRow]:
+def _judge_row(
+    row: Row, first: int, result: StepResult, end_ids: frozenset[int], scores: tuple[TokenLogprobs, ...]
+) -> Iterator[SampledRow]:
     """The token after the known ones, then those after guesses that were right, up to one that ends the answer."""
     for num_kept in range(1 + row.num_drafts):
         sample = first + num_kept
@@ -57,7 +61,7 @@ def _judge_row(row: Row, first: int, result: StepResult, end_ids: frozenset[int]
             return
         finish = finish_reason(row, row.output_index + num_kept, token_id, end_ids)
         logprobs = result.logprobs.get(sample)
-        yield SampledRow(row=row, token_id=token_id, num_kept=num_kept, logprobs=logprobs, finish=finish)
+        yield SampledRow(row=row, token_id=token_id, num_kept=num_kept, logprobs=logprobs, finish=finish, scores=scores)
         if finish is not None:
             return
 

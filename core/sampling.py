@@ -220,6 +220,24 @@ def argmax(logits: Tensor) -> list[int]:
     return ids
 
 
+def token_scores(logits: Tensor, token_ids: list[int], num_tops: list[int]) -> list[TokenLogprobs]:
+    """How likely each of *token_ids* was, with its rank.
+
+    Args:
+        logits: `[len(token_ids), vocab_size]` float32, a row for each.
+        num_tops: alternatives to report for each.
+    """
+    if not token_ids:
+        return []
+    scores = logits.log_softmax(-1)
+    own = scores.gather(1, torch.tensor(token_ids, device=scores.device)[:, None])
+    ranks = ((scores > own).sum(-1) + 1).tolist()
+    return [
+        msgspec.structs.replace(token_logprobs(row, token_id, num_top), rank=rank)
+        for row, token_id, num_top, rank in zip(scores, token_ids, num_tops, ranks, strict=True)
+    ]
+
+
 def token_logprobs(scores: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
     """What a client is told of one token. *scores*: natural logarithms, `[vocab_size]`."""
     values, ids = scores.topk(min(num_top, len(scores)))

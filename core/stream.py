@@ -57,6 +57,8 @@ async def stream(
             gaps: list[float] = []
             num_tokens = 0
             for row in sampled.rows:
+                if row.scores:
+                    row.row.sequence.request.prompt_scores += row.scores
                 if not row.row.samples or row.row.sequence.unwanted:
                     continue
                 answer = answers.get(row.row.sequence)
@@ -97,10 +99,11 @@ def deliver(answer: Answer, row: SampledRow, tell: Callable[[Request, type[Cance
         tell(request, Cancel)
     answer.num_tokens += 1
     request.num_output_tokens += 1
-    if row.logprobs is not None:
+    if row.logprobs is not None or request.params.return_token_ids:
         answer.token_ids += (row.token_id,)
+    if row.logprobs is not None:
         answer.logprobs += (row.logprobs,)
-    if text or finish is not None or row.logprobs is not None:
+    if text or finish is not None or answer.token_ids:
         _put(answer, sequence, text, finish)
 
 

@@ -69,6 +69,8 @@ async def tokenize(
                 else:
                     credits.settle(request, len(token_ids))
                     request.num_prompt_tokens = len(token_ids)
+                    if request.params.return_token_ids or request.params.prompt_logprobs is not None:
+                        request.prompt_ids = token_ids[:]  # The scheduler's grows.
                     request.timeline.enter("queued")
                     schedule.send_nowait(Prompt(request=request, token_ids=token_ids))
 
@@ -87,12 +89,12 @@ async def _token_ids(
         case TokenPrompt(token_ids=token_ids):
             return array("i", token_ids)
         case TextPrompt(text=text, parse_special=parse_special):
-            _check_bytes(text, max_bytes)
+            check_bytes(text, max_bytes)
             timeline.enter("tokenize")
             ids = await off_loop(lambda: tokenizer.encode(text, parse_special=parse_special, add_special=True))
         case ChatPrompt() as chat:
             for message in chat.messages:
-                _check_bytes(str(message.get("content") or ""), max_bytes)
+                check_bytes(str(message.get("content") or ""), max_bytes)
             timeline.enter("template")
             rendered = await off_loop(lambda: template.render(chat))
             timeline.enter("tokenize")
@@ -100,7 +102,10 @@ async def _token_ids(
     return ids
 
 
-def _check_bytes(text: str, max_bytes: int) -> None:
+def check_bytes(text: str, max_bytes: int) -> None:
+    """Raises:
+    ContextTooLong: *text* is longer than the longest tokens can make up.
+    """
     # Characters are at most as many as bytes, so this refuses only what could not fit in any tokenization.
     if len(text) > max_bytes:
         raise ContextTooLong(

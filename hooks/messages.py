@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from .errors import RequestError
@@ -103,6 +103,8 @@ class Request:
         "patience_s",
         "priority",
         "prompt",
+        "prompt_ids",
+        "prompt_scores",
         "retired",
         "speculate",
         "stopped",
@@ -151,6 +153,10 @@ class Request:
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.num_finished = 0
+        self.prompt_ids = array("i")
+        """The prompt as tokens, where its ids or log-probabilities were asked for."""
+        self.prompt_scores: list[TokenLogprobs] = []
+        """Of each token of the prompt but the first, where asked for; complete before the first delta."""
 
     @property
     def cancelled(self) -> bool:
@@ -242,6 +248,7 @@ class Row(Struct, frozen=True, kw_only=True):
         max_tokens: tokens the answer may have; the finish rule by length.
         decode: False while the prompt is being computed.
         num_drafts: of the tokens, those at the end that were guessed. Each has a sample row of its own.
+        num_scores: tokens of the prompt whose log-probabilities the step gives, in the order of `Step.score_rows`.
     """
 
     sequence: Sequence
@@ -253,6 +260,7 @@ class Row(Struct, frozen=True, kw_only=True):
     max_tokens: int
     decode: bool
     num_drafts: int = 0
+    num_scores: int = 0
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -276,6 +284,9 @@ class Step(Struct, frozen=True, kw_only=True):
             row before, of the same slot, counts and drew just this token.
         num_decodes: how many of the sequences, from the front, compute exactly one token each.
         rows: the same on the host side, in the order of the batch.
+        score_rows: `[num_scores]`, indices into tokens whose logits say how likely a known token was; nothing is drawn.
+        score_tokens: `[num_scores]`, those known tokens: of a prompt, one place further.
+        score_tops: `[num_scores]`, alternatives to report for each.
     """
 
     index: int
@@ -294,6 +305,9 @@ class Step(Struct, frozen=True, kw_only=True):
     sample_drafts: array[int]
     num_decodes: int
     rows: tuple[Row, ...]
+    score_rows: array[int] = field(default_factory=lambda: array("i"))
+    score_tokens: array[int] = field(default_factory=lambda: array("i"))
+    score_tops: array[int] = field(default_factory=lambda: array("i"))
 
 
 class Logits(Struct, frozen=True, kw_only=True):
@@ -304,11 +318,16 @@ class Logits(Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(Struct, frozen=True, kw_only=True):
-    """Natural logarithms for one drawn token, under the model's own distribution: before penalties and temperature."""
+    """Natural logarithms for one token, under the model's own distribution: before penalties and temperature.
+
+    Attributes:
+        rank: 1 for the likeliest token; told of tokens of a prompt only.
+    """
 
     logprob: float
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
+    rank: int | None = None
 
 
 class StepResult(Struct, frozen=True, kw_only=True):
@@ -320,6 +339,7 @@ class StepResult(Struct, frozen=True, kw_only=True):
         logprobs: sample index → its log-probabilities, for slots that asked for them.
         errors: sample index → why that row has no token (NaN logits, a plugin that failed).
         forward_s, sample_s: seconds, measured on the compute thread.
+        scores: in the order of `Step.score_rows`.
     """
 
     token_ids: list[int]
@@ -327,6 +347,7 @@ class StepResult(Struct, frozen=True, kw_only=True):
     errors: dict[int, RequestError]
     forward_s: float
     sample_s: float
+    scores: list[TokenLogprobs] = []
 
 
 class SampledRow(Struct, frozen=True, kw_only=True):
@@ -336,6 +357,7 @@ class SampledRow(Struct, frozen=True, kw_only=True):
         token_id: the token drawn; -1 for a chunk of prefill that draws none, or with *error*.
         finish: the choice ends with this token.
         num_kept: guessed tokens of the row that stand before this one.
+        scores: of tokens of the prompt, in order.
     """
 
     row: Row
@@ -344,6 +366,7 @@ class SampledRow(Struct, frozen=True, kw_only=True):
     logprobs: TokenLogprobs | None = None
     finish: FinishReason | None = None
     error: RequestError | None = None
+    scores: tuple[TokenLogprobs, ...] = ()
 
 
 class Sampled(Struct, frozen=True, kw_only=True):
@@ -368,7 +391,8 @@ class Delta(Struct, frozen=True, kw_only=True):
 
     Attributes:
         text: whole characters only; may be empty.
-        token_ids, logprobs: the tokens behind it, where the request asked for log-probabilities.
+        token_ids: the tokens behind it, where the request asked for ids or log-probabilities.
+        logprobs: one for each of them, where it asked for those.
         finish: set once a choice, in its last delta.
         usage: set in the last delta of the whole request.
         error: the request ends here, with this and without usage.

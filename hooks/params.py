@@ -60,6 +60,10 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Leave control tokens out of the text."""
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     """Report the log-probability of each token, and of this many alternatives. None: off."""
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    """Report the same for each token of the prompt but the first. None: off. The whole prompt is computed then."""
+    return_token_ids: bool = False
+    """Report the ids of prompt and answer besides the text."""
 
 
 GREEDY_BELOW: Final = 1e-5

@@ -22,6 +22,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str | None, Meta(description="How the API calls the model; unset: the checkpoint's own name.")] = (
         None
     )
+    aliases: Annotated[tuple[str, ...], Meta(description="Further names under which clients may ask for it.")] = ()
     architecture: Annotated[str, Meta(description="The family to read it as; empty: what the checkpoint says.")] = ""
     max_model_len: Annotated[
         Annotated[int, Meta(ge=1)] | None,
@@ -144,9 +145,25 @@ class Server(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ping_s: Annotated[
         float, Meta(gt=0, description="Seconds of silence after which a stream sends a comment to keep it open.")
     ] = 15.0
+    max_connections: Annotated[
+        int, Meta(ge=1, description="Connections open at once; a further one is answered with 503 and closed.")
+    ] = 1000
+    max_header_bytes: Annotated[Bytes, Meta(description="Size of a request's line and headers at most.")] = Bytes(
+        16 * 1024
+    )
+    max_headers: Annotated[int, Meta(ge=1, description="Header fields of one request at most.")] = 100
     cors_origins: Annotated[
         tuple[str, ...], Meta(description="Web origins whose pages may call the API; `*` is all of them.")
     ] = ()
+    auth: Annotated[
+        Use, Meta(description="Who decides who asks; `none`: nobody, every request is let in. See docs/operations.md.")
+    ] = Use(use="none")
+    open_routes: Annotated[
+        tuple[str, ...], Meta(description="Paths that need no key, such as `/health`; each stands for itself alone.")
+    ] = ()
+    metrics_compat: Annotated[
+        Literal["none", "vllm"], Meta(description="Whose names `/metrics` gives besides its own.")
+    ] = "none"
     log_format: Annotated[
         Literal["auto", "console", "json"],
         Meta(description="How log lines look; `auto`: console on a terminal, else JSON."),
@@ -183,5 +200,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 SECTIONS: Final = ("model", "line", "sampling", "server", "plugins")
 """The tables of a configuration file, in the order of the documentation."""
 
-NOT_IN_PROFILES: Final = ("plugins", "server.host", "server.port", "server.cors_origins", "server.auth")
+NOT_IN_PROFILES: Final = (
+    "plugins",
+    "server.host",
+    "server.port",
+    "server.cors_origins",
+    "server.auth",
+    "server.open_routes",
+)
 """What a profile may not contain: choosing a preset must not widen whom we trust."""

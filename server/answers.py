@@ -1,18 +1,18 @@
-"""What the engine says, in OpenAI's shapes: chunks of a stream, and whole answers.
+"""What the engine says, in OpenAI's shapes: chunks of a stream, and whole answers. What both kinds have in common.
 
 Receives deltas, gives bytes. Most chunks carry nothing but text, so their constant parts are encoded once a request.
 """
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable
 from math import isfinite
 from typing import Any, ClassVar, Final
 
 import msgspec
+from msgspec import Struct
 
-from ..hooks.messages import Delta, TokenLogprobs, Usage
+from ..hooks.messages import Delta, Request, TokenLogprobs, Usage
 
 TokenText = Callable[[int], tuple[str, bytes]]
 """A token id → what to show for it, and its bytes."""
@@ -41,14 +41,50 @@ class Collected:
         self.finish = delta.finish or self.finish
 
 
+class Wanted(Struct, frozen=True, kw_only=True):
+    """What a client wants to see of an answer besides its text.
+
+    Attributes:
+        logprobs: log-probabilities of the answer's tokens.
+        prompt_logprobs: those of the prompt's.
+        token_ids: of prompt and answer.
+        usage: end the stream with a chunk of usage.
+        running_usage: say in every chunk of the stream what has been used until then.
+    """
+
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    token_ids: bool = False
+    usage: bool = False
+    running_usage: bool = False
+
+
+NOTHING_MORE: Final = Wanted()
+
+
+class Tally:
+    """Tokens of one answer so far, of all its prompts."""
+
+    def __init__(self) -> None:
+        self.prompt = self.completion = self.cached = 0
+
+    def begin(self, request: Request) -> None:
+        self.prompt += request.num_prompt_tokens
+        self.cached += request.num_cached_tokens
+
+    def usage(self) -> Usage:
+        return Usage(prompt=self.prompt, completion=self.completion, cached=self.cached)
+
+
 class Format:
     """Common to both kinds of completions; one instance a request.
 
     Args:
         id, created, model, fingerprint: repeated in every chunk.
         token_text: for log-probabilities.
-        logprobs: whether the client asked for them.
-        include_usage: end the stream with a chunk of usage.
+        wanted: what the client wants to see.
+        tally: shared by the requests of one answer.
+        place: which of the answer's prompts the request is about; its choices follow those of the prompts before.
     """
 
     id_prefix: ClassVar[str]
@@ -65,16 +101,28 @@ class Format:
         model: str,
         fingerprint: str,
         token_text: TokenText,
-        logprobs: bool = False,
-        include_usage: bool = False,
+        wanted: Wanted = NOTHING_MORE,
+        tally: Tally | None = None,
+        place: int = 0,
     ) -> None:
         self._head = {"id": id, "created": created, "model": model, "system_fingerprint": fingerprint}
         self._token_text = token_text
-        self._logprobs = logprobs
-        self._include_usage = include_usage
+        self._wanted = wanted
+        self._tally = tally or Tally()
+        self._place = place
+        self._first_index = 0
+        self._prompt_ids: list[int] = []
+        self._prompt_scores: list[TokenLogprobs] = []
         self._event = b"data: " + _encode({"object": self.chunk, **self._head})[:-1]
-        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._tail = b'],"usage":null}\n\n' if wanted.usage else b"]}\n\n"
         self._begun: dict[int, bytes] = {}
+
+    def begin(self, request: Request) -> None:
+        """The first delta of *request* is there, and with it all that is known of its prompt."""
+        self._first_index = self._place * request.params.n
+        self._prompt_ids = request.prompt_ids.tolist()
+        self._prompt_scores = request.prompt_scores
+        self._tally.begin(request)
 
     def event(self, delta: Delta, timings: JSON | None = None) -> bytes:
         """One event of a stream, or nothing where the client would see nothing.
@@ -83,142 +131,93 @@ class Format:
             timings: given with the last delta.
         """
         begun = self._begun.get(delta.choice)
-        if begun is not None and delta.finish is None and not delta.logprobs:
-            return begun + _encode(delta.text) + self._text_shut + self._tail if delta.text else b""
-        if begun is None and delta.finish is None and not delta.text and not delta.logprobs:
+        self._tally.completion += delta.num_tokens
+        if begun is not None and delta.finish is None and not delta.token_ids:
+            return begun + _encode(delta.text) + self._text_shut + self._rest() if delta.text else b""
+        if begun is None and delta.finish is None and not delta.text and not delta.token_ids:
             return b""
+        first = begun is None
+        index = self._first_index + delta.choice
         choice = {
-            "index": delta.choice,
-            **self._chunk_text(delta.text, first=begun is None),
-            "logprobs": self._chunk_logprobs(delta),
+            "index": index,
+            **self._chunk_text(delta.text, first=first),
+            "logprobs": self._logprobs(list(delta.token_ids), list(delta.logprobs), delta.choice, first=first),
             "finish_reason": delta.finish,
+            **self._ids(list(delta.token_ids), first=first),
         }
-        self._begun[delta.choice] = self._event + b',"choices":[{"index":%d,' % delta.choice + self._text_open
+        self._begun[delta.choice] = self._event + b',"choices":[{"index":%d,' % index + self._text_open
         # With a chunk of usage to come, that one is the last.
-        more = b'],"timings":%b}\n\n' % _encode(timings) if timings and not self._include_usage else self._tail
-        return self._event + b',"choices":[' + _encode(choice) + more
+        more = b'],"timings":%b}\n\n' % _encode(timings) if timings and not self._wanted.usage else self._rest()
+        return self._event + self._chunk_head(first=first) + b',"choices":[' + _encode(choice) + more
 
     def end(self, usage: Usage | None, timings: JSON) -> bytes:
         """What follows the last delta: usage where it was asked for, and the mark of a good end."""
-        if usage is None or not self._include_usage:
+        if usage is None or not self._wanted.usage:
             return b"data: [DONE]\n\n"
         rest = _encode({"choices": [], "usage": usage_object(usage), "timings": timings})
         return self._event + b"," + rest[1:] + b"\n\ndata: [DONE]\n\n"
 
-    def answer(self, choices: list[Collected], usage: Usage, timings: JSON) -> bytes:
-        """The whole answer of a request that is not streamed."""
-        return _encode(
+    def choices(self, collected: list[Collected]) -> list[JSON]:
+        """The choices of a request that is not streamed."""
+        return [
             {
-                "object": self.whole,
-                **self._head,
-                "choices": [
-                    {
-                        "index": index,
-                        **self._whole_text("".join(choice.texts)),
-                        "logprobs": self._logprobs_object(choice.token_ids, choice.logprobs, index),
-                        "finish_reason": choice.finish,
-                    }
-                    for index, choice in enumerate(choices)
-                ],
-                "usage": usage_object(usage),
-                "timings": timings,
+                "index": self._first_index + choice,
+                **self._whole_text("".join(of.texts)),
+                "logprobs": self._logprobs(of.token_ids, of.logprobs, choice, first=True),
+                "finish_reason": of.finish,
+                **self._ids(of.token_ids, first=True),
             }
-        )
-
-    def _chunk_logprobs(self, delta: Delta) -> JSON | None:
-        return self._logprobs_object(list(delta.token_ids), list(delta.logprobs), delta.choice)
-
-    def _logprobs_object(self, ids: list[int], logprobs: list[TokenLogprobs], index: int) -> JSON | None:
-        return self._listed(ids, logprobs, index) if self._logprobs else None
-
-    def _chunk_text(self, text: str, *, first: bool) -> JSON:
-        raise NotImplementedError
-
-    def _whole_text(self, text: str) -> JSON:
-        raise NotImplementedError
-
-    def _listed(self, ids: list[int], logprobs: list[TokenLogprobs], index: int) -> JSON:
-        raise NotImplementedError
-
-
-class ChatFormat(Format):
-    """`/v1/chat/completions`."""
-
-    id_prefix = "chatcmpl-"
-    whole = "chat.completion"
-    chunk = "chat.completion.chunk"
-    _text_open = b'"delta":{"content":'
-    _text_shut = b'},"logprobs":null,"finish_reason":null}'
-
-    def _chunk_text(self, text: str, *, first: bool) -> JSON:
-        delta = {"role": "assistant", "content": text} if first else {"content": text} if text else {}
-        return {"delta": delta}
-
-    def _whole_text(self, text: str) -> JSON:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    def _listed(self, ids: list[int], logprobs: list[TokenLogprobs], index: int) -> JSON:
-        def entry(id: int, logprob: float) -> JSON:
-            text, data = self._token_text(id)
-            return {"token": text, "logprob": _finite(logprob), "bytes": list(data)}
-
-        content = [
-            {
-                **entry(id, of.logprob),
-                "top_logprobs": [entry(*top) for top in zip(of.top_ids, of.top_logprobs, strict=True)],
-            }
-            for id, of in zip(ids, logprobs, strict=True)
+            for choice, of in enumerate(collected)
         ]
-        return {"content": content, "refusal": None}
 
+    def answer(self, choices: list[JSON], usage: Usage, timings: JSON) -> bytes:
+        """The whole answer, where it is not streamed."""
+        whole = {"object": self.whole, **self._head, "choices": choices, "usage": usage_object(usage)}
+        return _encode({**whole, "timings": timings, **self._prompt_part()})
 
-class CompletionFormat(Format):
-    """`/v1/completions`."""
+    def _rest(self) -> bytes:
+        """What follows a chunk's choice."""
+        if not self._wanted.running_usage:
+            return self._tail
+        return b'],"usage":%b}\n\n' % _encode(usage_object(self._tally.usage()))
 
-    id_prefix = "cmpl-"
-    whole = "text_completion"
-    chunk = "text_completion"
-    _text_open = b'"text":'
-    _text_shut = b',"logprobs":null,"finish_reason":null}'
+    def _logprobs(self, ids: list[int], logprobs: list[TokenLogprobs], choice: int, *, first: bool) -> JSON | None:
+        return self._listed(ids, logprobs, choice, first=first) if self._wanted.logprobs else None
 
-    def __init__(self, **common: Any) -> None:
-        super().__init__(**common)
-        self._offsets: dict[int, _Offset] = {}
+    def _scored_prompt(self) -> list[JSON | None]:
+        """Field `prompt_logprobs`: the first token of a prompt has none; ids are keys, as vLLM has it."""
+        listed: list[JSON | None] = [None]
+        for id, of in zip(self._prompt_ids[1:], self._prompt_scores, strict=True):
+            tops = zip(of.top_ids, of.top_logprobs, range(1, len(of.top_ids) + 1), strict=True)
+            entries = {id: (of.logprob, of.rank), **{top: (logprob, rank) for top, logprob, rank in tops}}
+            listed.append(
+                {
+                    str(id): {"logprob": finite(logprob), "rank": rank, "decoded_token": self._token_text(id)[0]}
+                    for id, (logprob, rank) in entries.items()
+                }
+            )
+        return listed
+
+    def _ids(self, ids: list[int], *, first: bool) -> JSON:
+        """What a choice says in ids."""
+        return {"token_ids": ids} if self._wanted.token_ids else {}
+
+    def _chunk_head(self, *, first: bool) -> bytes:
+        """Further fields of a chunk, beside its choices."""
+        return b""
+
+    def _prompt_part(self) -> JSON:
+        """Further fields of a whole answer, beside its choices."""
+        return {}
 
     def _chunk_text(self, text: str, *, first: bool) -> JSON:
-        return {"text": text}
+        raise NotImplementedError
 
     def _whole_text(self, text: str) -> JSON:
-        return {"text": text}
+        raise NotImplementedError
 
-    def _listed(self, ids: list[int], logprobs: list[TokenLogprobs], index: int) -> JSON:
-        offset = self._offsets.setdefault(index, _Offset())
-        shown = [self._token_text(id) for id in ids]
-        return {
-            "tokens": [text for text, _ in shown],
-            "token_logprobs": [_finite(of.logprob) for of in logprobs],
-            "top_logprobs": [
-                {
-                    self._token_text(id)[0]: _finite(logprob)
-                    for id, logprob in zip(of.top_ids, of.top_logprobs, strict=True)
-                }
-                for of in logprobs
-            ],
-            "text_offset": [offset.advance(data) for _, data in shown],
-        }
-
-
-class _Offset:
-    """Where in the text of a choice each token begins, in characters; a token may hold a piece of one."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._num_chars = 0
-
-    def advance(self, data: bytes) -> int:
-        start = self._num_chars
-        self._num_chars += len(self._decoder.decode(data))
-        return start
+    def _listed(self, ids: list[int], logprobs: list[TokenLogprobs], choice: int, *, first: bool) -> JSON:
+        raise NotImplementedError
 
 
 def usage_object(usage: Usage) -> JSON:
@@ -231,5 +230,5 @@ def usage_object(usage: Usage) -> JSON:
     }
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB) if isfinite(logprob) else LEAST_LOGPROB

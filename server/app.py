@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -16,20 +16,22 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from ..hooks.errors import BadRequest, NotFound, RequestError, RequestFailed, Unavailable
-from ..hooks.messages import ChatPrompt, TextPrompt, TokenPrompt
-from .answers import ChatFormat, CompletionFormat, Format
+from .auth import Door
 from .errors import error_response
-from .exchange import WholeAnswer
+from .limits import HeaderLimit
 from .middleware import RequestId, WholeBody
-from .schemas import ChatBody, CommonBody, CompletionBody, Extension, decode
-from .sse import TokenStream
+from .respond import respond
+from .schemas import ChatBody, CommonBody, CompletionBody, decode
+from .token_routes import TokenRoutes
+from .websocket import WebSockets
 
 if TYPE_CHECKING:
     from ..core.engine import Engine, ModelInfo
+    from ..hooks.registry import Bound
     from .metrics import Metrics
 
 BODY_TIMEOUT_S: Final = 30.0
@@ -47,11 +49,16 @@ def create_app(
     max_body_bytes: int,
     ping_s: float,
     cors_origins: Sequence[str] = (),
+    auth: Bound | None = None,
+    open_routes: Sequence[str] = (),
+    max_headers: int = 100,
+    max_header_bytes: int = 16 * 1024,
     body_timeout_s: float = BODY_TIMEOUT_S,
 ) -> Starlette:
     """The ASGI application in front of *engine*, which may still be loading."""
     api = Api(engine, metrics, ping_s=ping_s)
-    middleware = [Middleware(RequestId)]
+    middleware = [Middleware(RequestId, on_status=metrics.answered)]
+    middleware.append(Middleware(HeaderLimit, max_headers=max_headers, max_bytes=max_header_bytes))
     if cors_origins:
         middleware.append(
             Middleware(
@@ -59,9 +66,11 @@ def create_app(
                 allow_origins=list(cors_origins),
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "retry-after"],
+                expose_headers=["x-request-id", "retry-after", "server-timing"],
             )
         )
+    if auth is not None:
+        middleware.append(Middleware(Door, auth=auth, open_routes=open_routes))
     middleware.append(Middleware(WholeBody, max_bytes=max_body_bytes, timeout_s=body_timeout_s))
     app = Starlette(
         routes=[
@@ -69,6 +78,9 @@ def create_app(
             Route("/v1/completions", api.completions, methods=["POST"]),
             Route("/v1/models", api.models),
             Route("/v1/models/{name:path}", api.model),
+            *TokenRoutes(engine, api.serving).routes(),
+            Route("/version", api.version),
+            WebSocketRoute("/v1/ws", WebSockets(engine, api.serving, origins=cors_origins)),
             Route("/health", api.health),
             Route("/ready", api.ready),
             Route("/metrics", api.metrics),
@@ -86,27 +98,34 @@ class Api:
     def __init__(self, engine: Engine, metrics: Metrics, *, ping_s: float) -> None:
         self._engine = engine
         self._metrics = metrics
-        self._ping_s = ping_s
+        self._respond = partial(respond, engine, ping_s=ping_s)
 
     async def chat(self, http: HTTPRequest) -> ASGIApp:
         """`POST /v1/chat/completions`."""
         body, info = await self._read(http, ChatBody)
-        return self._answer(http, info, body, body.prompt(), ChatFormat)
+        return self._respond(http, info, body, [body.prompt()])
 
     async def completions(self, http: HTTPRequest) -> ASGIApp:
         """`POST /v1/completions`."""
         body, info = await self._read(http, CompletionBody)
-        return self._answer(http, info, body, body.text_or_ids(), CompletionFormat)
+        prompts = body.prompts()
+        echoes = await body.echoes(prompts, self._engine.codec)
+        return self._respond(http, info, body, prompts, echoes)
 
     async def models(self, http: HTTPRequest) -> Response:
         """`GET /v1/models`."""
-        return _json({"object": "list", "data": [_model(self._ready_info())]})
+        info = self.serving(None)
+        return _json({"object": "list", "data": [_model(info, name) for name in (info.name, *info.aliases)]})
 
     async def model(self, http: HTTPRequest) -> Response:
         """`GET /v1/models/{name}`."""
-        info = self._ready_info()
-        _check_model(http.path_params["name"], info)
-        return _json(_model(info))
+        name = http.path_params["name"]
+        return _json(_model(self.serving(name), name))
+
+    async def version(self, http: HTTPRequest) -> Response:
+        """`GET /version`. The fingerprint is that of the components behind the model, null while it loads."""
+        info = self._engine.info
+        return _json({"version": _version(), "fingerprint": info.fingerprint if info else None})
 
     async def health(self, http: HTTPRequest) -> Response:
         """`GET /health`: whether the process works, or will never again. A draining one works."""
@@ -119,70 +138,47 @@ class Api:
     async def metrics(self, http: HTTPRequest) -> Response:
         """`GET /metrics`, in Prometheus' text format."""
         statistics = self._engine.statistics() if self._engine.info is not None else None
-        text = self._metrics.render(statistics)
+        text = self._metrics.render(statistics, self._engine.info)
         return Response(text, headers={"content-type": prometheus_client.CONTENT_TYPE_LATEST})
 
     async def _read(self, http: HTTPRequest, kind: type[Body]) -> tuple[Body, ModelInfo]:
-        info = self._ready_info()
+        self.serving(None)
         body = decode(await http.body(), kind)
-        if body.model is not None:
-            _check_model(body.model, info)
+        info = self.serving(body.model)
         body.refuse_unsupported()
         return body, info
 
-    def _ready_info(self) -> ModelInfo:
+    def serving(self, name: str | None) -> ModelInfo:
+        """The model.
+
+        Args:
+            name: what the client calls it, if anything.
+
+        Raises:
+            NotFound: it has another name.
+            Unavailable: it is not ready.
+        """
         info, state = self._engine.info, self._engine.state
         if state != "ready" or info is None:
             reason = {"loading": "the model is still loading", "draining": "the server is shutting down"}
             raise Unavailable(reason.get(state, "the engine has died"), retry_after_s=RETRY_LOADING_S)
+        if name is not None and name != info.name and name not in info.aliases:
+            raise NotFound(f"model {name} does not exist here: use {info.name}", param="model", code="model_not_found")
         return info
-
-    def _answer(
-        self,
-        http: HTTPRequest,
-        info: ModelInfo,
-        body: ChatBody | CompletionBody,
-        prompt: ChatPrompt | TextPrompt | TokenPrompt,
-        kind: type[Format],
-    ) -> ASGIApp:
-        params = body.params()
-        id = kind.id_prefix + http.scope["request_id"]
-        extension = body.headrace or Extension()
-        start = partial(
-            self._engine.request,
-            prompt,
-            params,
-            id=id,
-            extra=extension.logits,
-            priority=extension.priority,
-            timeout_s=extension.timeout_s,
-        )
-        format = kind(
-            id=id,
-            created=int(time.time()),
-            model=info.name,
-            fingerprint=info.fingerprint,
-            token_text=self._engine.token_text,
-            logprobs="logprobs" in params,
-            include_usage=body.include_usage,
-        )
-        if body.stream:
-            return TokenStream(self._engine, start, format, ping_s=self._ping_s)
-        return WholeAnswer(self._engine, start, format)
 
     def _state(self, *, healthy: tuple[str, ...]) -> Response:
         state = self._engine.state
         return _json({"status": "ok" if state == "ready" else state}, status=200 if state in healthy else 503)
 
 
-def _check_model(name: str, info: ModelInfo) -> None:
-    if name != info.name:
-        raise NotFound(f"model {name} does not exist here: use {info.name}", param="model", code="model_not_found")
+@cache
+def _version() -> str:
+    return metadata.version("headrace")
 
 
-def _model(info: ModelInfo) -> dict[str, Any]:
+def _model(info: ModelInfo, name: str) -> dict[str, Any]:
     return {
-        "id": info.name,
+        "id": name,
         "object": "model",
         "created": info.created,
         "owned_by": "headrace",

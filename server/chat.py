@@ -1,26 +1,20 @@
 """A conversation in the terminal, with a model in this process or behind a URL.
 
-Both are a function from the messages so far to pieces of text; closing what it returns cancels the answer.
+Both are a function from the messages so far to pieces of text, such as `LLM.stream_chat`; closing what it returns
+cancels the answer.
 """
 
 from __future__ import annotations
 
 import http.client
-import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from contextlib import closing
+from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 import msgspec
-import outcome
-import trio
 
-from ..hooks.errors import RequestError, RequestFailed, StartError, Unavailable
-from ..hooks.messages import ChatPrompt
-
-if TYPE_CHECKING:
-    from ..core.engine import Engine
+from ..hooks.errors import RequestError, RequestFailed, StartError
 
 Message = dict[str, str]
 Answer = Callable[[list[Message]], Generator[str]]
@@ -123,83 +117,3 @@ def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
 def _failure(body: Any) -> RequestFailed:
     error = body.get("error") if isinstance(body, dict) else None
     return RequestFailed(error["message"] if isinstance(error, dict) and "message" in error else str(body))
-
-
-@contextmanager
-def local(engine: Engine, progress: Callable[[str, int, int], None] | None = None) -> Iterator[Answer]:
-    """The model of *engine*, which runs in a thread of its own while the block runs.
-
-    Raises:
-        StartError: it cannot start.
-    """
-    home = _Home(engine, progress)
-    thread = threading.Thread(target=home.run, name="engine", daemon=True)
-    thread.start()
-    home.loaded.wait()
-    if home.result is not None:
-        home.result.unwrap()
-    try:
-        yield home.answer
-    finally:
-        home.call(engine.drain, 0.0)
-        thread.join()
-
-
-class _Home:
-    """Trio in a thread, and calls into it from another."""
-
-    def __init__(self, engine: Engine, progress: Callable[[str, int, int], None] | None) -> None:
-        self._engine = engine
-        self._progress = progress
-        self._token: trio.lowlevel.TrioToken | None = None
-        self.loaded = threading.Event()
-        """Loaded, or failed to."""
-        self.result: outcome.Outcome[None] | None = None
-
-    def run(self) -> None:
-        self.result = outcome.capture(trio.run, self._run)
-        self.loaded.set()
-
-    async def _run(self) -> None:
-        self._token = trio.lowlevel.current_trio_token()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell_when_ready)
-            result = await outcome.acapture(self._run_engine)
-            nursery.cancel_scope.cancel()
-        result.unwrap()
-
-    async def _run_engine(self) -> None:
-        await self._engine.run(progress=self._progress)
-
-    async def _tell_when_ready(self) -> None:
-        await self._engine.ready.wait()
-        self.loaded.set()
-
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Await *function* over there."""
-        try:
-            return trio.from_thread.run(function, *args, trio_token=self._token)
-        except (trio.RunFinishedError, trio.Cancelled):
-            raise Unavailable("the engine has stopped") from None
-
-    def answer(self, messages: list[Message]) -> Generator[str]:
-        request = self.call(self._begin, ChatPrompt(messages=tuple(messages)))
-        try:
-            while (delta := self.call(self._engine.receive, request)) is not None:
-                if delta.error is not None:
-                    raise delta.error
-                yield delta.text
-        finally:
-            self.call(self._close, request)
-
-    async def _begin(self, prompt: ChatPrompt) -> Any:
-        request = self._engine.request(prompt, {})
-        try:
-            await self._engine.submit(request)
-        except RequestError as error:
-            self._engine.close(request, status=error.status, error=str(error))
-            raise
-        return request
-
-    async def _close(self, request: Any) -> None:
-        self._engine.close(request)

@@ -1,4 +1,4 @@
-"""The command line: `headrace serve`, `chat` and `plan`.
+"""The command line: `headrace serve`, `chat`, `complete`, `plan`, `doctor`, `plugins` and `completion`.
 
 What needs torch is imported when a command runs, so that `--help` is quick.
 """
@@ -6,13 +6,21 @@ What needs torch is imported when a command runs, so that `--help` is quick.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..hooks.config import Loaded
+from .complete import sampling_flags
 from .options import with_settings
+
+if TYPE_CHECKING:
+    import socket
+
+    from ..core.local import LLM
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -22,27 +30,45 @@ def main() -> None:
 
 
 @main.command()
+@click.option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    envvar="HEADRACE_API_KEY",
+    metavar="KEY",
+    help="A key that clients must send; repeatable. Others here can see it; the environment is the place to hide it.",
+)
 @with_settings("model", "line", "sampling", "server", "plugins")
-def serve(loaded: Loaded) -> None:
+def serve(loaded: Loaded, api_keys: tuple[str, ...]) -> None:
     """Serve MODEL over HTTP, as OpenAI's API."""
-    import structlog
-    import trio
-
     from . import logs
-    from .metrics import Metrics
-    from .serve import listen, url
-    from .serve import serve as serve_engine
+    from .serve import listen
 
     server = loaded.settings.server
     for_people = logs.configure(server.log_format, server.log_level)
+    # Serving takes the socket over; until then it is ours to close.
+    with listen(server.host, server.port, write_timeout_s=server.write_timeout_s) as sock:
+        _serve(loaded, sock, api_keys, for_people=for_people)
+
+
+def _serve(loaded: Loaded, sock: socket.socket, api_keys: tuple[str, ...], *, for_people: bool) -> None:
+    import structlog
+    import trio
+
+    from .auth import build_auth
+    from .metrics import Metrics
+    from .serve import serve, url
+    from .vllm_metrics import VLLM
+
     log = structlog.get_logger()
-    sock = listen(server.host, server.port, write_timeout_s=server.write_timeout_s)
+    auth = build_auth(loaded, api_keys)
     address = url(sock)
-    log.info("listening", url=address, model=loaded.settings.model.uri)
+    log.info("listening", url=address, model=loaded.settings.model.uri, auth=auth.name if auth else "none")
 
     from ..core.engine import Engine
 
-    metrics = Metrics()
+    server = loaded.settings.server
+    metrics = Metrics(VLLM(loaded.settings.line) if server.metrics_compat == "vllm" else None)
     engine = Engine(loaded.settings, observers=[metrics], where=loaded.where)
 
     def ready() -> None:
@@ -59,7 +85,7 @@ def serve(loaded: Loaded) -> None:
         )
 
     with Bar() as bar:
-        trio.run(partial(serve_engine, engine, sock, server, metrics=metrics, progress=bar.show, ready=ready))
+        trio.run(partial(serve, engine, sock, server, metrics=metrics, auth=auth, progress=bar.show, ready=ready))
 
 
 @main.command()
@@ -67,20 +93,29 @@ def serve(loaded: Loaded) -> None:
 @with_settings("model", "line", "sampling", "plugins")
 def chat(loaded: Loaded, url: str | None) -> None:
     """Talk to MODEL in the terminal. /exit ends the talk, Ctrl-C the answer."""
-    from .chat import local, remote, talk
+    from .chat import remote, talk
 
     ask = partial(input, "> ")
     if url is not None:
         talk(remote(url), ask, sys.stdout)
         return
 
-    from ..core.engine import Engine
-    from . import logs
+    with opened(loaded) as llm:
+        talk(llm.stream_chat, ask, sys.stdout)
 
-    logs.configure("console", "warning")
-    with Bar() as bar, local(Engine(loaded.settings, where=loaded.where), bar.show) as answer:
-        bar.close()
-        talk(answer, ask, sys.stdout)
+
+@main.command()
+@click.argument("text")
+@click.option("-v", "--verbose", is_flag=True, help="Tell of tokens and seconds in the end.")
+@sampling_flags
+@with_settings("model", "line", "sampling", "plugins", model="option")
+def complete(loaded: Loaded, text: str, verbose: bool, params: dict[str, Any]) -> None:
+    """Print what follows TEXT; `-` reads it from standard input."""
+    from .complete import complete as print_completion
+
+    text = sys.stdin.read() if text == "-" else text
+    with opened(loaded) as llm:
+        print_completion(llm, text, params, sys.stdout, sys.stderr if verbose else None)
 
 
 @main.command()
@@ -90,6 +125,75 @@ def plan(loaded: Loaded) -> None:
     from ..core.engine import plan_memory
 
     click.echo(plan_memory(loaded.settings, loaded.where))
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--self-test-s", default=10.0, show_default=True, metavar="SECONDS", help="0: do not load the model.")
+@with_settings("model", "line", "sampling", "server", "plugins")
+def doctor(loaded: Loaded, as_json: bool, self_test_s: float) -> None:
+    """Find out whether MODEL can be served here. Ends with 1 where something is wrong."""
+    import msgspec
+
+    from . import logs
+    from .doctor import examine
+
+    logs.configure("console", "error")
+    healthy = True
+    with Bar() as bar:
+        for finding in examine(loaded, self_test_s=self_test_s, progress=bar.show):
+            bar.close()
+            healthy = healthy and finding.ok
+            click.echo(msgspec.json.encode(finding) if as_json else finding)
+    sys.exit(0 if healthy else 1)
+
+
+@main.group()
+def plugins() -> None:
+    """What is installed besides Headrace itself, and what is in it."""
+
+
+@plugins.command("list")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@with_settings("plugins", model="none")
+def list_plugins(loaded: Loaded, as_json: bool) -> None:
+    """Show every plugin: loaded, skipped or failed, what it offers and why not."""
+    import msgspec
+
+    from .doctor import find_plugins
+
+    for info in find_plugins(loaded):
+        if as_json:
+            click.echo(msgspec.json.encode(info))
+            continue
+        offers = ", ".join(f"{slot}: {' '.join(names)}" for slot, names in info.slots.items())
+        withheld = f"plugins.allow lacks it for {', '.join(info.withheld)}" if info.withheld else ""
+        notes = "; ".join(filter(None, (offers, info.reason, withheld)))
+        click.echo(f"{info.id:<20} {info.state:<8} {info.origin:<20} {notes}")
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what completes commands and flags in SHELL: `eval "$(headrace completion bash)"`."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(main, {}, "headrace", "_HEADRACE_COMPLETE").source())
+
+
+@contextmanager
+def opened(loaded: Loaded) -> Iterator[LLM]:
+    """The model in this process, with a bar while it loads and a quiet log."""
+    from ..core.engine import Engine
+    from ..core.local import run
+    from . import logs
+
+    logs.configure("console", "warning")
+    with Bar() as bar, run(Engine(loaded.settings, where=loaded.where), bar.show) as llm:
+        bar.close()
+        yield llm
 
 
 class Bar:

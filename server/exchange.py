@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..hooks.errors import RequestError, RequestFailed
-from ..hooks.messages import Request
+from ..hooks.messages import Request, Usage
 from .answers import Collected, Format
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ Start = Callable[[], Request]
 
 CLIENT_LEFT: Final = 499
 CUT_SHORT: Final = "the answer ended before its last part"
+SHOWN: Final = ("template", "tokenize", "queued", "prefill", "decode")
+"""What `Server-Timing` names, besides the total."""
 
 
 class Ending(NamedTuple):
@@ -41,15 +43,32 @@ async def exchange(
 ) -> None:
     """Run *answer* for one request until it ends or the client leaves, and close the request in any case.
 
-    Closing is synchronous, so that it happens under cancellation too; what must follow (blocks, slots) is the engine's.
-
     Raises:
         RequestError: the client has not been told anything yet.
     """
-    request = start()
+
+    async def answer_all(requests: Sequence[Request]) -> Ending:
+        return await answer(requests[0])
+
+    await exchange_all(engine, (start,), receive, answer_all)
+
+
+async def exchange_all(
+    engine: Engine,
+    starts: Sequence[Start],
+    receive: Receive,
+    answer: Callable[[Sequence[Request]], Awaitable[Ending]],
+) -> None:
+    """As `exchange`, for an answer that is made of several requests: all of them end together.
+
+    Closing is synchronous, so that it happens under cancellation too; what must follow (blocks, slots) is the engine's.
+    """
+    requests: list[Request] = []
     status, error = CLIENT_LEFT, None
     try:
-        ending = await while_connected(receive, partial(answer, request))
+        for start in starts:
+            requests.append(start())
+        ending = await while_connected(receive, partial(answer, requests))
         if ending is not None:
             status, error = (200, None) if ending.error is None else (ending.error.status, str(ending.error))
             # Unwatched, for a server tells of the end of the body in the words in which it tells of a disconnect.
@@ -61,7 +80,8 @@ async def exchange(
         status, error = 500, repr(failure)
         raise
     finally:
-        engine.close(request, status=status, error=error)
+        for request in requests:
+            engine.close(request, status=status, error=error)
 
 
 async def while_connected(receive: Receive, work: Callable[[], Awaitable[Ending]]) -> Ending | None:
@@ -101,21 +121,47 @@ class WholeAnswer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(request: Request) -> Ending:
-            body = await self._collect(request)
-            return Ending(partial(Response(body, media_type="application/json"), scope, receive, send))
+            choices, usage = await collect(self._engine, request)
+            self._format.begin(request)
+            timings = self._engine.timings(request)
+            body = self._format.answer(self._format.choices(choices), usage, timings)
+            return Ending(partial(json_response(body, timings), scope, receive, send))
 
         await exchange(self._engine, self._start, receive, answer)
 
-    async def _collect(self, request: Request) -> bytes:
-        await self._engine.submit(request)
-        choices = [Collected() for _ in range(request.params.n)]
-        usage = None
-        while (delta := await self._engine.receive(request)) is not None:
-            if delta.error is not None:
-                raise delta.error
-            choices[delta.choice].add(delta)
-            usage = delta.usage or usage
-        if usage is None:
-            raise RequestFailed(CUT_SHORT)
-        timings: dict[str, Any] = self._engine.timings(request)
-        return self._format.answer(choices, usage, timings)
+
+async def collect(engine: Engine, request: Request) -> tuple[list[Collected], Usage]:
+    """Run *request* to its end.
+
+    Returns:
+        its choices and what it used.
+
+    Raises:
+        RequestError: what it ended with.
+    """
+    await engine.submit(request)
+    choices = [Collected() for _ in range(request.params.n)]
+    usage = None
+    while (delta := await engine.receive(request)) is not None:
+        if delta.error is not None:
+            raise delta.error
+        choices[delta.choice].add(delta)
+        usage = delta.usage or usage
+    if usage is None:
+        raise RequestFailed(CUT_SHORT)
+    return choices, usage
+
+
+def json_response(body: bytes, timings: Mapping[str, object]) -> Response:
+    """A whole answer, which says in its head where its time went."""
+    return Response(body, headers={"server-timing": server_timing(timings)}, media_type="application/json")
+
+
+def server_timing(timings: Mapping[str, object]) -> str:
+    """The header `Server-Timing`: milliseconds in each state that was entered, and in all.
+
+    Source: W3C, Server Timing, section 3.
+    """
+    shown = {name: timings.get(f"{name}_ms") for name in SHOWN}
+    shown["total"] = timings.get("wall_ms")
+    return ", ".join(f"{name};dur={duration:g}" for name, duration in shown.items() if isinstance(duration, float))

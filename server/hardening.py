@@ -20,6 +20,8 @@ import h2.exceptions
 import hypercorn.config
 import hypercorn.protocol
 import hypercorn.protocol.h2
+import hypercorn.protocol.h11
+import hypercorn.protocol.ws_stream
 import hypercorn.trio.run
 import hypercorn.trio.tcp_server
 import trio
@@ -38,6 +40,7 @@ from hypercorn.typing import (
 )
 
 from ..hooks.errors import StartError
+from .ws_hardening import PING_S, PlainHandshake, SafeWSStream
 
 HYPERCORN: Final = "0.18.0"
 
@@ -76,6 +79,7 @@ class Config(hypercorn.config.Config):
     """Hypercorn's settings and the limit on writes."""
 
     writes: WriteLimit
+    websocket_ping_interval: float | None = PING_S
 
 
 class SafeTaskGroup(TaskGroup):
@@ -285,5 +289,7 @@ def install() -> None:
         (hypercorn.trio.tcp_server, "TaskGroup", SafeTaskGroup),
         (hypercorn.protocol, "H2Protocol", SafeH2Protocol),
         (hypercorn.protocol.h2, "StreamBuffer", BoundedStreamBuffer),
+        (hypercorn.protocol.h11, "WSStream", SafeWSStream),
+        (hypercorn.protocol.ws_stream, "Handshake", PlainHandshake),
     ):
         setattr(module, name, replacement)

@@ -1,16 +1,17 @@
 """What is measured, in Prometheus' words.
 
 As an observer it hears of every token, so it counts into plain lists; when someone asks, the counts and the engine's
-own statistics become metrics.
+own statistics become metrics. `METRICS` is the table of all there are; docs/metrics.md is made from it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Literal
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -19,12 +20,66 @@ from prometheus_client.registry import Collector
 from ..hooks.protocols import Event, RequestEnded, StepDone, TokensDelivered
 
 if TYPE_CHECKING:
-    from ..core.engine import EngineStatistics
+    from ..core.engine import EngineStatistics, ModelInfo
 
 _LATENCY: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _STEP: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 _STATE: Final = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
-_TOKENS: Final = tuple(float(2**power) for power in range(4, 18))
+_TOKENS: Final = tuple(float(2**power) for power in range(18))
+
+
+class Row(Struct, frozen=True):
+    """One metric. Counters are shown with `_total` behind their name, as Prometheus wants it.
+
+    Attributes:
+        doc: what it says, one sentence.
+        of_engine: only there once the model is loaded.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    doc: str
+    labels: tuple[str, ...] = ()
+    of_engine: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The name in `/metrics`."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+
+METRICS: Final = (
+    Row("headrace_http_responses", "counter", "HTTP answers begun, refused ones included, by status.", ("status",)),
+    Row("headrace_requests", "counter", "Requests that have ended, by the HTTP status they amount to.", ("status",)),
+    Row("headrace_choices", "counter", "Choices of answers that have ended, by reason.", ("finish_reason",)),
+    Row("headrace_time_to_first_token_seconds", "histogram", "From the door to the first token."),
+    Row("headrace_inter_token_seconds", "histogram", "Between two tokens of one choice."),
+    Row("headrace_request_seconds", "histogram", "From the door to the last token taken by the client."),
+    Row("headrace_request_state_seconds", "histogram", "Time a request spent in each state.", ("state",)),
+    Row("headrace_request_prompt_tokens", "histogram", "Tokens in the prompts of requests."),
+    Row("headrace_request_output_tokens", "histogram", "Tokens in the answers to requests, all choices together."),
+    Row("headrace_step_seconds", "histogram", "Forward and sampling of one step."),
+    Row("headrace_step_tokens", "histogram", "Tokens of prompts one step computed, and one for each other sequence."),
+    Row("headrace_requests_running", "gauge", "Requests whose sequences share the steps.", of_engine=True),
+    Row("headrace_requests_waiting", "gauge", "Requests that wait for a place.", of_engine=True),
+    Row("headrace_requests_parked", "gauge", "Requests whose reader does not keep up.", of_engine=True),
+    Row("headrace_slots", "gauge", "Places for sequences in the line.", ("state",), of_engine=True),
+    Row("headrace_kv_blocks", "gauge", "Blocks of the KV cache.", ("state",), of_engine=True),
+    Row("headrace_kv_usage_ratio", "gauge", "Share of the KV cache's blocks in use, 0 to 1.", of_engine=True),
+    Row("headrace_preemptions", "counter", "Times a sequence had to leave the KV cache.", of_engine=True),
+    Row("headrace_steps", "counter", "Steps the model has run.", of_engine=True),
+    Row("headrace_prompt_tokens", "counter", "Tokens of prompts, looked up in the prefix cache.", of_engine=True),
+    Row("headrace_cached_prompt_tokens", "counter", "Tokens of prompts found in the prefix cache.", of_engine=True),
+    Row("headrace_generated_tokens", "counter", "Tokens drawn.", of_engine=True),
+    Row("headrace_guessed_tokens", "counter", "Tokens guessed ahead.", of_engine=True),
+    Row("headrace_kept_tokens", "counter", "Tokens guessed ahead that were right.", of_engine=True),
+    Row("headrace_channel_depth", "gauge", "Messages in a channel.", ("channel",), of_engine=True),
+    Row("headrace_channel_capacity", "gauge", "Messages a channel can hold.", ("channel",), of_engine=True),
+    Row("headrace_channel_messages", "counter", "Messages sent.", ("channel",), of_engine=True),
+    Row("headrace_channel_wait_seconds", "counter", "Time messages lay in a channel.", ("channel",), of_engine=True),
+    Row("headrace_channel_blocked_seconds", "counter", "Time senders waited for room.", ("channel",), of_engine=True),
+)
+"""Every metric of our own."""
 
 
 class Histogram:
@@ -48,19 +103,34 @@ class Histogram:
         return buckets, self._sum
 
 
-class Metrics(Collector):
-    """An observer of the engine that can be read at `/metrics`."""
+Value = float | Histogram
+Values = Mapping[str, Value | Mapping[str, Value]]
+"""Name of a metric → its value, or with one label: its values by label."""
 
-    def __init__(self) -> None:
+
+class Metrics(Collector):
+    """An observer of the engine that can be read at `/metrics`.
+
+    Args:
+        more: gives the same under other names; an observer too.
+    """
+
+    def __init__(self, more: Translation | None = None) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+        self._more = more
         self._statistics: EngineStatistics | None = None
+        self._info: ModelInfo | None = None
+        self._responses: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
+        self._finishes: Counter[str] = Counter()
         self._ttft = Histogram(_LATENCY)
         self._gap = Histogram(_STEP)
         self._wall = Histogram(_LATENCY)
         self._prompt_tokens = Histogram(_TOKENS)
+        self._output_tokens = Histogram(_TOKENS)
         self._step = Histogram(_STEP)
+        self._step_tokens = Histogram(_TOKENS)
         self._states: dict[str, Histogram] = {}
 
     def on(self, event: Event) -> None:
@@ -71,89 +141,141 @@ class Metrics(Collector):
                     self._gap.observe(gap)
             case StepDone(forward_s=forward_s, sample_s=sample_s):
                 self._step.observe(forward_s + sample_s)
+                self._step_tokens.observe(event.num_prefill_tokens + event.num_decodes)
             case RequestEnded():
                 self._request_ended(event)
+        if self._more is not None:
+            self._more.on(event)
 
-    def render(self, statistics: EngineStatistics | None) -> bytes:
+    def answered(self, status: int) -> None:
+        """An HTTP answer has begun."""
+        self._responses[str(status)] += 1
+
+    def render(self, statistics: EngineStatistics | None, info: ModelInfo | None = None) -> bytes:
         """Everything, in Prometheus' text format.
 
         Args:
-            statistics: None while the engine is loading.
+            statistics, info: None while the engine is loading.
         """
-        self._statistics = statistics
+        self._statistics, self._info = statistics, info
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        yield _histogram("time_to_first_token_seconds", "From the door to the first token.", self._ttft)
-        yield _histogram("inter_token_seconds", "Between two tokens of one choice.", self._gap)
-        yield _histogram("request_seconds", "From the door to the last token taken by the client.", self._wall)
-        yield _histogram("request_prompt_tokens", "Tokens in the prompts of requests.", self._prompt_tokens)
-        yield _histogram("step_seconds", "Forward and sampling of one step.", self._step)
-        states = HistogramMetricFamily(
-            "headrace_request_state_seconds", "Time a request spent in each state.", labels=["state"]
-        )
-        for state, histogram in sorted(self._states.items()):
-            states.add_metric([state], *histogram.cumulative())
-        yield states
-        requests = CounterMetricFamily(
-            "headrace_requests", "Requests that have ended, by HTTP status.", labels=["status"]
-        )
-        for status, count in sorted(self._requests.items()):
-            requests.add_metric([status], count)
-        yield requests
-        if self._statistics is not None:
-            yield from _of_engine(self._statistics)
+        values = {**self._counted(), **({} if self._statistics is None else _of_engine(self._statistics))}
+        for row in METRICS:
+            if row.name in values:
+                yield _family(row, values[row.name])
+        if self._more is not None and self._statistics is not None and self._info is not None:
+            yield from self._more.families(self._statistics, self._info)
+
+    def _counted(self) -> Values:
+        return {
+            "headrace_http_responses": self._responses,
+            "headrace_requests": self._requests,
+            "headrace_choices": self._finishes,
+            "headrace_time_to_first_token_seconds": self._ttft,
+            "headrace_inter_token_seconds": self._gap,
+            "headrace_request_seconds": self._wall,
+            "headrace_request_state_seconds": self._states,
+            "headrace_request_prompt_tokens": self._prompt_tokens,
+            "headrace_request_output_tokens": self._output_tokens,
+            "headrace_step_seconds": self._step,
+            "headrace_step_tokens": self._step_tokens,
+        }
 
     def _request_ended(self, event: RequestEnded) -> None:
         self._requests[str(event.status)] += 1
+        self._finishes.update(event.finish)
         self._wall.observe(event.wall_s)
         self._prompt_tokens.observe(event.num_prompt_tokens)
+        self._output_tokens.observe(event.num_output_tokens)
         if event.ttft_s is not None:
             self._ttft.observe(event.ttft_s)
         for state, seconds in event.states.items():
             self._states.setdefault(state, Histogram(_STATE)).observe(seconds)
 
 
-def _of_engine(statistics: EngineStatistics) -> Iterator[Metric]:
-    for name, text, value in (
-        ("requests_running", "Requests whose sequences share the steps.", statistics.running),
-        ("requests_waiting", "Requests that wait for a place.", statistics.waiting),
-        ("requests_parked", "Requests whose reader does not keep up.", statistics.parked),
-    ):
-        yield GaugeMetricFamily(f"headrace_{name}", text, value=value)
-    for name, text, value in (
-        ("preemptions", "Times a sequence had to leave the KV cache.", statistics.preemptions_total),
-        ("steps", "Steps the model has run.", statistics.steps_total),
-        ("prompt_tokens", "Tokens of prompts, cached ones included.", statistics.prompt_tokens_total),
-        ("cached_prompt_tokens", "Tokens of prompts found in the prefix cache.", statistics.cached_tokens_total),
-        ("generated_tokens", "Tokens drawn.", statistics.generated_tokens_total),
-        ("guessed_tokens", "Tokens guessed ahead.", statistics.guessed_tokens_total),
-        ("kept_tokens", "Tokens guessed ahead that were right.", statistics.kept_tokens_total),
-    ):
-        yield CounterMetricFamily(f"headrace_{name}", text, value=value)
-    blocks = GaugeMetricFamily("headrace_kv_blocks", "Blocks of the KV cache.", labels=["state"])
-    blocks.add_metric(["used"], statistics.blocks_used)
-    blocks.add_metric(["free"], statistics.blocks_total - statistics.blocks_used)
-    yield blocks
-    yield from _of_channels(statistics)
+class Translation:
+    """The same measurements under other names; see vllm_metrics.py."""
+
+    def on(self, event: Event) -> None:
+        """As slot `observer`."""
+        raise NotImplementedError
+
+    def families(self, statistics: EngineStatistics, info: ModelInfo) -> Iterable[Metric]:
+        """The metrics now."""
+        raise NotImplementedError
 
 
-def _of_channels(statistics: EngineStatistics) -> Iterator[Metric]:
-    labels = ["channel"]
-    depth = GaugeMetricFamily("headrace_channel_depth", "Messages in a channel.", labels=labels)
-    capacity = GaugeMetricFamily("headrace_channel_capacity", "Messages a channel can hold.", labels=labels)
-    messages = CounterMetricFamily("headrace_channel_messages", "Messages sent.", labels=labels)
-    wait = CounterMetricFamily("headrace_channel_wait_seconds", "Time messages lay in a channel.", labels=labels)
-    blocked = CounterMetricFamily("headrace_channel_blocked_seconds", "Time senders waited for room.", labels=labels)
-    for channel in statistics.channels:
-        depth.add_metric([channel.name], channel.depth)
-        capacity.add_metric([channel.name], channel.capacity)
-        messages.add_metric([channel.name], channel.num_messages)
-        wait.add_metric([channel.name], channel.wait_s)
-        blocked.add_metric([channel.name], channel.blocked_s)
-    yield from (depth, capacity, messages, wait, blocked)
+def documentation(compat: Iterable[Row]) -> str:
+    """The page docs/metrics.md, whole.
+
+    Args:
+        compat: the rows that `--metrics-compat vllm` adds.
+    """
+    return "\n".join([_HEAD, *_table(METRICS), _COMPAT, *_table(compat), ""])
 
 
-def _histogram(name: str, text: str, histogram: Histogram) -> HistogramMetricFamily:
-    buckets, total = histogram.cumulative()
-    return HistogramMetricFamily(f"headrace_{name}", text, buckets=buckets, sum_value=total)
+_HEAD: Final = """# Metrics
+
+`GET /metrics` in Prometheus' text format. [grafana/headrace.json](../grafana/headrace.json) is a dashboard of them.
+
+Times are in seconds. A request is always in exactly one state, so the sums of `headrace_request_state_seconds` over its
+states add up to `headrace_request_seconds`. A histogram has `_bucket`, `_sum` and `_count` behind its name.
+"""
+
+_COMPAT: Final = """
+## `--metrics-compat vllm`
+
+The same measurements besides, under vLLM's names, with its buckets and its labels `model_name` and `engine`, for
+dashboards and autoscalers that read those.
+"""
+
+
+def _table(rows: Iterable[Row]) -> Iterator[str]:
+    yield from ("| metric | type | labels | |", "|---|---|---|---|")
+    for row in rows:
+        labels = ", ".join(f"`{label}`" for label in row.labels)
+        yield f"| `{row.shown}` | {row.kind} | {labels} | {row.doc} |"
+
+
+def _family(row: Row, value: Value | Mapping[str, Value]) -> Metric:
+    by_label = value if isinstance(value, Mapping) else {None: value}
+    return family(row, {() if label is None else (label,): each for label, each in sorted(by_label.items())})
+
+
+def family(row: Row, values: Mapping[tuple[str, ...], Value]) -> Metric:
+    """*row* with its values by the values of its labels."""
+    kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
+    made: Metric = kinds[row.kind](row.name, row.doc, labels=list(row.labels))
+    for labels, value in values.items():
+        if isinstance(value, Histogram):
+            made.add_metric(list(labels), *value.cumulative())  # type: ignore[attr-defined]
+        else:
+            made.add_metric(list(labels), value)  # type: ignore[attr-defined]
+    return made
+
+
+def _of_engine(statistics: EngineStatistics) -> Values:
+    used, total = statistics.blocks_used, statistics.blocks_total
+    taken, places = statistics.slots_used, statistics.slots_total
+    return {
+        "headrace_requests_running": statistics.running,
+        "headrace_requests_waiting": statistics.waiting,
+        "headrace_requests_parked": statistics.parked,
+        "headrace_slots": {"used": taken, "free": places - taken},
+        "headrace_kv_blocks": {"used": used, "free": total - used},
+        "headrace_kv_usage_ratio": used / total,
+        "headrace_preemptions": statistics.preemptions_total,
+        "headrace_steps": statistics.steps_total,
+        "headrace_prompt_tokens": statistics.prompt_tokens_total,
+        "headrace_cached_prompt_tokens": statistics.cached_tokens_total,
+        "headrace_generated_tokens": statistics.generated_tokens_total,
+        "headrace_guessed_tokens": statistics.guessed_tokens_total,
+        "headrace_kept_tokens": statistics.kept_tokens_total,
+        "headrace_channel_depth": {each.name: each.depth for each in statistics.channels},
+        "headrace_channel_capacity": {each.name: each.capacity for each in statistics.channels},
+        "headrace_channel_messages": {each.name: each.num_messages for each in statistics.channels},
+        "headrace_channel_wait_seconds": {each.name: each.wait_s for each in statistics.channels},
+        "headrace_channel_blocked_seconds": {each.name: each.blocked_s for each in statistics.channels},
+    }

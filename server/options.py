@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import click
 
@@ -21,10 +21,12 @@ Decorator = Callable[[Command], Command]
 
 CONFIG_FILE: Final = Path("headrace.toml")
 EXIT_CONFIG: Final = 2
+OTHER_FLAGS: Final = {"model.name": ("--served-model-name",)}
+"""Further names of flags, for those who come from other servers."""
 
 
-def with_settings(*sections: str) -> Decorator:
-    """Give a command the argument MODEL and the flags of *sections*; it is called with `loaded`.
+def with_settings(*sections: str, model: Literal["argument", "option", "none"] = "argument") -> Decorator:
+    """Give a command MODEL and the flags of *sections*; it is called with `loaded`.
 
     Errors that have a message for the operator end it with that message: exit code 2 for the configuration, else 1.
     """
@@ -33,10 +35,10 @@ def with_settings(*sections: str) -> Decorator:
     def decorate(command: Command) -> Command:
         @wraps(command)
         def run(
-            model: str | None,
             config_file: Path | None,
             profiles: tuple[str, ...],
             sets: tuple[str, ...],
+            model: str | None = None,
             **values: Any,
         ) -> None:
             given = {"model.uri": model} if model is not None else {}
@@ -49,14 +51,18 @@ def with_settings(*sections: str) -> Decorator:
 
         options = [_option(*item) for item in reversed(chosen.items())]
         decorated: Command = run
-        for option in (*options, _SETS, _PROFILES, _FILE, _MODEL):
+        for option in (*options, _SETS, _PROFILES, _FILE, *_MODEL[model]):
             decorated = option(decorated)
         return decorated
 
     return decorate
 
 
-_MODEL: Final[Decorator] = click.argument("model", required=False, metavar="[MODEL]")
+_MODEL: Final[dict[str, tuple[Decorator, ...]]] = {
+    "argument": (click.argument("model", required=False, metavar="[MODEL]"),),
+    "option": (click.option("-m", "--model", metavar="MODEL", help="The model, as other commands take it."),),
+    "none": (),
+}
 _FILE: Final[Decorator] = click.option(
     "--config",
     "config_file",
@@ -75,7 +81,8 @@ def _option(name: str, setting: Setting) -> Decorator:
     if setting.is_switch:
         off = "--no-" + setting.flag.removeprefix("--")
         return click.option(f"{setting.flag}/{off}", name, default=None, help=setting.description)
-    return click.option(setting.flag, name, metavar=setting.key.rpartition(".")[2].upper(), help=setting.description)
+    flags = (setting.flag, *OTHER_FLAGS.get(setting.key, ()))
+    return click.option(*flags, name, metavar=setting.key.rpartition(".")[2].upper(), help=setting.description)
 
 
 def _belongs(setting: Setting, sections: tuple[str, ...]) -> bool:

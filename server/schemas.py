@@ -1,126 +1,34 @@
-"""The bodies of `/v1/chat/completions` and `/v1/completions`: OpenAI's fields, and those usual for local models.
-
-Types are checked here and nothing is converted; limits belong to `SamplingParams` and are checked by the engine.
-Unknown fields are ignored, for clients send ever new ones, and null means the default.
-"""
+"""The bodies of `/v1/chat/completions` and `/v1/completions`; what they share is in `common_body`."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from typing import Annotated, Any, Final, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
-import msgspec
-import structlog
-from msgspec import Meta, Struct, field
+from msgspec import Meta
 
 from ..hooks.errors import BadRequest
 from ..hooks.messages import ChatPrompt, TextPrompt, TokenPrompt
+from .common_body import INT64_MAX, CommonBody, Extension, Sampling, decode
 from .conversation import Message
-from .errors import bad_body
 
-Body = TypeVar("Body", bound=Struct)
+if TYPE_CHECKING:
+    from ..core.codec import Codec
 
-INT64_MAX: Final = 2**63 - 1
+__all__ = ["ChatBody", "CommonBody", "CompletionBody", "Extension", "Sampling", "decode"]
 
-# Constraints on the answer as other servers spell them. Ignored, they would yield answers that break a caller's trust.
-_CONSTRAINTS: Final = (
-    "grammar",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
-)
-
-log = structlog.get_logger()
+MAX_PROMPTS: Final = 64
+MAX_LOGPROBS: Final = 5
+"""Of `/v1/completions`, as OpenAI has it."""
 
 
-class StreamOptions(Struct, frozen=True):
-    include_usage: bool | None = None
-
-
-class ResponseFormat(Struct, frozen=True):
-    type: str
-
-
-class Extension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Field `headrace`: what OpenAI's API has no word for. *logits*: logits processor → its parameters."""
-
-    logits: dict[str, dict[str, Any]] = field(default_factory=dict)
-    priority: int = 0
-    timeout_s: Annotated[float, Meta(gt=0)] | None = None
-
-
-class Sampling(Struct, kw_only=True):
-    """The fields of `SamplingParams` that have the same name in a body."""
-
-    n: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-
-    def params(self) -> dict[str, object]:
-        """Those that were given, as `Engine.request` takes them."""
-        given = {name: getattr(self, name) for name in Sampling.__struct_fields__}
-        params = {name: value for name, value in given.items() if value is not None}
-        if isinstance(self.stop, str):
-            params["stop"] = [self.stop]
-        if self.max_tokens is not None:
-            # Whatever is beyond the context is capped to it later, however large.
-            params["max_tokens"] = min(self.max_tokens, INT64_MAX)
-        return params
-
-
-class CommonBody(Sampling, kw_only=True):
-    """What both kinds of completions have."""
-
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-    headrace: Extension | None = None
-    grammar: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
-
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    def refuse_unsupported(self) -> None:
-        """Raises:
-        BadRequest: the body asks for something that cannot be given and must not be ignored.
-        """
-        for name in self.unsupported():
-            raise BadRequest(f"{name} is not supported", param=name, code="unsupported_parameter")
-        if self.response_format is not None:
-            _require_text(self.response_format.type)
-
-    def unsupported(self) -> Iterator[str]:
-        """Fields that are set and cannot be obeyed."""
-        yield from (name for name in _CONSTRAINTS if getattr(self, name))
+Messages = Annotated[list[Message], Meta(min_length=1)]
 
 
 class ChatBody(CommonBody, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Messages
     tools: list[dict[str, Any]] | None = None
     functions: list[dict[str, Any]] | None = None
     max_completion_tokens: int | None = None
@@ -131,19 +39,17 @@ class ChatBody(CommonBody, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def prompt(self) -> ChatPrompt:
-        """The conversation as templates see it."""
-        if self.continue_final_message and self.add_generation_prompt:
-            raise BadRequest(
-                "continue_final_message and add_generation_prompt exclude each other: set one of them",
-                param="continue_final_message",
-            )
-        going_on = bool(self.continue_final_message)
-        return ChatPrompt(
-            messages=tuple(message.rendered() for message in self.messages),
-            tools=tuple(self.tools or ()),
-            add_generation_prompt=not going_on and self.add_generation_prompt is not False,
-            continue_final_message=going_on,
-            template_kwargs=self.chat_template_kwargs or {},
+        """The conversation as templates see it.
+
+        Raises:
+            BadRequest: two of the fields exclude each other.
+        """
+        return conversation(
+            self.messages,
+            tools=self.tools,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            template_kwargs=self.chat_template_kwargs,
         )
 
     def params(self) -> dict[str, object]:
@@ -173,61 +79,116 @@ class CompletionBody(CommonBody, kw_only=True):
     best_of: int | None = None
     parse_special: bool | None = None
 
-    def text_or_ids(self) -> TextPrompt | TokenPrompt:
-        """The one prompt."""
+    def prompts(self) -> list[TextPrompt | TokenPrompt]:
+        """Each prompt; a list of numbers is one.
+
+        Raises:
+            BadRequest: there is none, or too many, or one is empty.
+        """
         prompt = self.prompt
-        if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt):
-            if len(prompt) > 1:
-                raise BadRequest(
-                    f"prompt: must be one prompt, got {len(prompt)}: send one request for each", param="prompt"
-                )
-            (prompt,) = prompt  # type: ignore[assignment]
         if isinstance(prompt, str):
-            return TextPrompt(text=prompt, parse_special=self.parse_special is not False)
+            return [self._text(prompt)]
         if not prompt:
-            raise BadRequest("prompt: must hold at least one token id", param="prompt")
-        return TokenPrompt(token_ids=tuple(prompt))  # type: ignore[arg-type]
+            raise BadRequest("prompt: must hold at least one token id or one prompt, got none", param="prompt")
+        kinds = {type(item) for item in prompt}
+        if len(kinds) > 1:
+            raise BadRequest("prompt: must be all texts, all token ids, or all lists of token ids", param="prompt")
+        if kinds == {int}:
+            return [_ids(cast("list[int]", prompt), "prompt")]
+        if len(prompt) > MAX_PROMPTS:
+            raise BadRequest(
+                f"prompt: must be at most {MAX_PROMPTS} prompts, got {len(prompt)}: send several requests",
+                param="prompt",
+            )
+        return [
+            self._text(item) if isinstance(item, str) else _ids(cast("list[int]", item), f"prompt[{place}]")
+            for place, item in enumerate(prompt)
+        ]
+
+    def text_or_ids(self) -> TextPrompt | TokenPrompt:
+        """The one prompt, for a route that answers just one and does not repeat it.
+
+        Raises:
+            BadRequest: there are several, or the prompt is to be repeated.
+        """
+        first, *others = self.prompts()
+        if others:
+            raise BadRequest(
+                f"prompt: must be one prompt, got {1 + len(others)}: send one request for each", param="prompt"
+            )
+        if self.echo:
+            raise BadRequest("echo is not supported here", param="echo", code="unsupported_parameter")
+        return first
 
     def params(self) -> dict[str, object]:
         params = super().params()
         if self.logprobs is not None:
+            if self.logprobs > MAX_LOGPROBS:
+                raise BadRequest(f"logprobs: must be <= {MAX_LOGPROBS}, got {self.logprobs}", param="logprobs")
             params["logprobs"] = self.logprobs
+            if self.echo:
+                if self.prompt_logprobs not in (None, self.logprobs):
+                    raise BadRequest(
+                        f"prompt_logprobs: must equal logprobs ({self.logprobs}) where echo repeats the prompt, got "
+                        f"{self.prompt_logprobs}: leave it out",
+                        param="prompt_logprobs",
+                    )
+                params["prompt_logprobs"] = self.logprobs
         return params
 
     def unsupported(self) -> Iterator[str]:
         yield from super().unsupported()
-        if self.echo:
-            yield "echo"
         if self.suffix:
             yield "suffix"
         if self.best_of is not None and self.best_of != (self.n or 1):
             yield "best_of"
 
+    async def echoes(self, prompts: Sequence[TextPrompt | TokenPrompt], codec: Codec) -> list[str | None]:
+        """What stands before the answer to each of *prompts*; None where nothing does.
 
-def decode(raw: bytes, kind: type[Body]) -> Body:
-    """Read a body.
+        Raises:
+            BadRequest: a token id that the model has not.
+        """
+        if not self.echo:
+            return [None] * len(prompts)
+        return [
+            prompt.text if isinstance(prompt, TextPrompt) else await codec.decode(prompt.token_ids, param="prompt")
+            for prompt in prompts
+        ]
+
+    def _text(self, text: str) -> TextPrompt:
+        return TextPrompt(text=text, parse_special=self.parse_special is not False)
+
+
+def _ids(ids: list[int], param: str) -> TokenPrompt:
+    if not ids:
+        raise BadRequest(f"{param}: must hold at least one token id", param=param)
+    return TokenPrompt(token_ids=tuple(ids))
+
+
+def conversation(
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[dict[str, Any]] | None,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    template_kwargs: dict[str, Any] | None,
+) -> ChatPrompt:
+    """A conversation as templates see it; None is the default.
 
     Raises:
-        BadRequest: it is no JSON, or a field has the wrong type; `param` names the field.
+        BadRequest: two of the fields exclude each other.
     """
-    try:
-        body = msgspec.json.decode(raw, type=kind)
-    except RecursionError:
-        raise BadRequest("the body is nested too deeply") from None
-    except msgspec.MsgspecError as error:
-        raise bad_body(error) from None
-    if log.is_enabled_for(logging.DEBUG):
-        unknown = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).keys() - set(kind.__struct_fields__)
-        if unknown:
-            log.debug("fields ignored", fields=sorted(unknown))
-    return body
-
-
-def _require_text(kind: str) -> None:
-    if kind == "text":
-        return
-    if kind in ("json_object", "json_schema"):
-        reason = f"{kind} is not supported, for no grammar plugin is configured"
-    else:
-        reason = f"must be text, json_object or json_schema, got {kind}"
-    raise BadRequest(f"response_format.type: {reason}", param="response_format.type", code="unsupported_parameter")
+    if continue_final_message and add_generation_prompt:
+        raise BadRequest(
+            "continue_final_message and add_generation_prompt exclude each other: set one of them",
+            param="continue_final_message",
+        )
+    going_on = bool(continue_final_message)
+    return ChatPrompt(
+        messages=tuple(message.rendered() for message in messages),
+        tools=tuple(tools or ()),
+        add_generation_prompt=not going_on and add_generation_prompt is not False,
+        continue_final_message=going_on,
+        template_kwargs=template_kwargs or {},
+    )

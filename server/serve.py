@@ -23,14 +23,16 @@ import trio
 
 from ..hooks.config import Server
 from ..hooks.errors import StartError
+from . import limits
 from .app import create_app
-from .hardening import Config, WriteLimit, install
+from .hardening import WriteLimit, install
 from .logs import HypercornLog
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework
 
     from ..core.engine import Engine
+    from ..hooks.registry import Bound
     from .metrics import Metrics
 
 # After the drain budget, what the last events need to leave; connections that are still open then are cut.
@@ -40,6 +42,7 @@ STUCK_AFTER_S: Final = 5.0
 BACKLOG: Final = 512
 # Bounds what the kernel takes from us for a client that does not read. The kernel doubles it.
 SEND_BUFFER_BYTES: Final = 64 * 1024
+DEFAULTS: Final = Server()
 
 log = structlog.get_logger()
 
@@ -91,6 +94,7 @@ async def serve(
     settings: Server,
     *,
     metrics: Metrics,
+    auth: Bound | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     ready: Callable[[], None] | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
@@ -99,6 +103,7 @@ async def serve(
 
     Args:
         sock: from `listen`; taken over.
+        auth: who decides who asks; None: everybody may.
         ready: called when the model is loaded.
         task_status: started when connections are accepted.
 
@@ -107,6 +112,7 @@ async def serve(
         EngineDied: it has died; live requests have been told.
     """
     install()
+    limits.install()
     writes = WriteLimit(settings.write_timeout_s)
     app = create_app(
         engine,
@@ -114,6 +120,10 @@ async def serve(
         max_body_bytes=settings.max_body_bytes,
         ping_s=settings.ping_s,
         cors_origins=settings.cors_origins,
+        auth=auth,
+        open_routes=settings.open_routes,
+        max_headers=settings.max_headers,
+        max_header_bytes=settings.max_header_bytes,
     )
     stop = trio.Event()
     failure: Exception | None = None
@@ -124,7 +134,7 @@ async def serve(
             if ready is not None:
                 helpers.start_soon(_call_when_ready, engine, ready, running)
             async with trio.open_nursery() as nursery:
-                config = hypercorn_config(sock, writes)
+                config = hypercorn_config(sock, writes, settings)
                 framework = cast("ASGIFramework", app)
                 await nursery.start(partial(hypercorn.trio.serve, framework, config, shutdown_trigger=stop.wait))
                 task_status.started()
@@ -141,10 +151,13 @@ async def serve(
         raise failure
 
 
-def hypercorn_config(sock: socket.socket, writes: WriteLimit) -> Config:
+def hypercorn_config(sock: socket.socket, writes: WriteLimit, settings: Server = DEFAULTS) -> limits.LimitedConfig:
     """Hypercorn's settings, as far as its defaults do not suit a server of long streams."""
-    config = Config()
+    config = limits.LimitedConfig()
     config.writes = writes
+    config.connections = limits.ConnectionLimit(settings.max_connections)
+    config.h11_max_incomplete_size = settings.max_header_bytes
+    config.h2_max_header_list_size = settings.max_header_bytes
     config.bind = [f"fd://{sock.detach()}"]
     config.backlog = BACKLOG
     config.logger_class = HypercornLog

@@ -97,16 +97,22 @@ class Events:
     """Takes a request's deltas and encodes as many as fit into one write.
 
     Attributes:
+        usage: set with the last delta.
         ended: what was returned last is the end of the body.
         error: what the request ended with, where it did not end well.
+
+    Args:
+        alone: nothing follows this request in the body, so the mark of its end does.
     """
 
-    def __init__(self, engine: Engine, request: Request, format: Format) -> None:
+    def __init__(self, engine: Engine, request: Request, format: Format, *, alone: bool = True) -> None:
         self._engine = engine
         self._request = request
         self._format = format
+        self._alone = alone
         self._num_unfinished = request.params.n
-        self._usage: Usage | None = None
+        self._begun = False
+        self.usage: Usage | None = None
         self.ended = False
         self.error: RequestError | None = None
 
@@ -126,16 +132,25 @@ class Events:
             return self._fail(RequestFailed(CUT_SHORT))
         if delta.error is not None:
             return self._fail(delta.error)
-        self._usage = delta.usage or self._usage
+        if not self._begun:
+            self._begun = True
+            self._format.begin(self._request)
+        self.usage = delta.usage or self.usage
         if delta.finish is not None:
             self._num_unfinished -= 1
         if self._num_unfinished > 0:
             return self._format.event(delta)
         self.ended = True
         timings = self._engine.timings(self._request)
-        return self._format.event(delta, timings) + self._format.end(self._usage, timings)
+        last = self._format.event(delta, timings)
+        return last + self._format.end(self.usage, timings) if self._alone else last
 
     def _fail(self, error: RequestError) -> bytes:
         self.ended = True
         self.error = error
-        return b"data: " + msgspec.json.encode(error_object(error)) + b"\n\n"
+        return error_event(error)
+
+
+def error_event(error: RequestError) -> bytes:
+    """What the client of a stream that has begun is told."""
+    return b"data: " + msgspec.json.encode(error_object(error)) + b"\n\n"

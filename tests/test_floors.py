@@ -16,7 +16,7 @@ FLOORS = {
     "headrace.hooks.testing": ("headrace.hooks", "headrace.core"),
     "headrace.core": ("headrace.hooks",),
     "headrace.plugins": ("headrace.hooks", "headrace.core.model", "headrace.core.kernels", "headrace.core.kv"),
-    "headrace.server": ("headrace.hooks", "headrace.core.engine"),
+    "headrace.server": ("headrace.hooks", "headrace.core.engine", "headrace.core.local"),
 }
 
 

@@ -28,7 +28,14 @@ class Draft:
         self._sample_slots = array("i")
         self._sample_positions = array("i")
         self._sample_drafts = array("i")
+        self._score_rows = array("i")
+        self._score_tokens = array("i")
+        self._score_tops = array("i")
         self._rows: list[Row] = []
+
+    @property
+    def num_scores(self) -> int:
+        return len(self._score_rows)
 
     def copy(self, source: int, target: int) -> None:
         """Copy a KV block before the step runs."""
@@ -60,9 +67,22 @@ class Draft:
         start, stop = live.num_computed, live.num_computed + num_tokens
         self._tokens.extend(live.tokens[start:stop])
         self._positions.extend(range(start, stop))
-        self._add(live, num_tokens, samples=stop == live.length, decode=False)
+        num_scores = self._score(live, start, stop) if live.wants_scores else 0
+        self._add(live, num_tokens, samples=stop == live.length, decode=False, num_scores=num_scores)
 
-    def _add(self, live: Live, num_tokens: int, *, samples: bool, decode: bool, num_drafts: int = 0) -> None:
+    def _score(self, live: Live, start: int, stop: int) -> int:
+        """Have the tokens of the prompt scored that follow those at *start* … *stop* - 1; how many they are."""
+        places = range(max(start + 1, live.num_scored), min(stop + 1, live.num_prompt))
+        for place in places:
+            self._score_rows.append(self.num_tokens + place - 1 - start)
+            self._score_tokens.append(live.tokens[place])
+            self._score_tops.append(live.request.params.prompt_logprobs or 0)
+        live.num_scored += len(places)
+        return len(places)
+
+    def _add(
+        self, live: Live, num_tokens: int, *, samples: bool, decode: bool, num_drafts: int = 0, num_scores: int = 0
+    ) -> None:
         live.num_computed += num_tokens
         live.last_step = self.index
         self._slots.append(live.sequence.slot)
@@ -74,7 +94,7 @@ class Draft:
         if num_tokens == 1 and self.num_decodes == self.num_seqs:
             self.num_decodes += 1
         self.num_seqs += 1
-        self._row(live, num_tokens, samples=samples, decode=decode, num_drafts=num_drafts)
+        self._row(live, num_tokens, samples=samples, decode=decode, num_drafts=num_drafts, num_scores=num_scores)
 
     def fork(self, live: Live) -> None:
         """Draw for *live* too from the row added last: a further choice of the same request."""
@@ -99,9 +119,14 @@ class Draft:
             sample_drafts=self._sample_drafts,
             num_decodes=self.num_decodes,
             rows=tuple(self._rows),
+            score_rows=self._score_rows,
+            score_tokens=self._score_tokens,
+            score_tops=self._score_tops,
         )
 
-    def _row(self, live: Live, num_tokens: int, *, samples: bool, decode: bool, num_drafts: int = 0) -> None:
+    def _row(
+        self, live: Live, num_tokens: int, *, samples: bool, decode: bool, num_drafts: int = 0, num_scores: int = 0
+    ) -> None:
         sequence, output_index = live.sequence, live.num_outputs
         self._rows.append(
             Row(
@@ -114,6 +139,7 @@ class Draft:
                 max_tokens=live.max_tokens,
                 decode=decode,
                 num_drafts=num_drafts,
+                num_scores=num_scores,
             )
         )
         if samples:

@@ -32,6 +32,7 @@ class Live:
         "num_preemptions",
         "num_prompt",
         "num_published",
+        "num_scored",
         "running",
         "sequence",
         "siblings",
@@ -53,6 +54,8 @@ class Live:
         self.digests: list[bytes] = []
         """Of the full blocks of `tokens`, from the start; extended as blocks fill."""
         self.num_published = 0
+        self.num_scored = 1
+        """Tokens of the prompt whose log-probabilities are known or under way; the first can have none."""
         self.last_step = -1
         """Index of the last step that names its blocks."""
         self.running = False
@@ -82,6 +85,11 @@ class Live:
     def todo(self) -> int:
         """Tokens to compute before the next one can be drawn."""
         return self.length - self.num_computed
+
+    @property
+    def wants_scores(self) -> bool:
+        """Log-probabilities of its prompt are still to be computed."""
+        return self.request.params.prompt_logprobs is not None and self.num_scored < self.num_prompt
 
     @property
     def plannable(self) -> bool:

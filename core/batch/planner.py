@@ -29,6 +29,8 @@ from .ngram import Lookup, Payoff
 
 CANDIDATES = 256
 """Waiting sequences looked at in one step; those behind them are not reached this time."""
+STEP_SCORES = 64
+"""Tokens of prompts scored in one step: each takes a row of logits as wide as the vocabulary."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -242,7 +244,7 @@ class Planner:
                 self._planned(live, draft)
         for live in prefills:
             if self._has_place(draft) and self._still_runs(live):
-                draft.prefill(live, min(live.todo, self._budget(draft)))
+                draft.prefill(live, self._chunk(live, draft))
                 self._planned(live, draft)
 
     def _speculate(self, live: Live, draft: Draft) -> None:
@@ -277,6 +279,11 @@ class Planner:
             limit = max(limit, draft.num_decodes + 1)
         return min(limit, self.limits.max_step_tokens) - draft.num_tokens
 
+    def _chunk(self, live: Live, draft: Draft) -> int:
+        """Tokens of its prompt that *live* computes in this step."""
+        chunk = min(live.todo, self._budget(draft))
+        return min(chunk, max(1, STEP_SCORES - draft.num_scores)) if live.wants_scores else chunk
+
     def _admit(self, draft: Draft) -> None:
         """Let the waiting in, in the policy's order, while a step has room and memory does."""
         active = sum(1 for live in self._running if not live.request.mailbox.parked)
@@ -296,11 +303,11 @@ class Planner:
             self._unwait(live)
             self._start(live, found)
             active += 1 + live.siblings
-            draft.prefill(live, min(live.todo, self._budget(draft)))
+            draft.prefill(live, self._chunk(live, draft))
             self._planned(live, draft)
 
     def _cached_prefix(self, live: Live) -> list[int]:
-        if not self.limits.prefix_cache:
+        if not self.limits.prefix_cache or live.wants_scores:
             return []
         # One token must be left to compute, for its logits are wanted.
         usable = (len(live.tokens) - 1) // self.pool.block_size
@@ -309,7 +316,7 @@ class Planner:
     def _prefix_is_on_its_way(self, live: Live, num_found: int) -> bool:
         """Another sequence is computing the next block of its prefix: waiting costs less than computing it again."""
         usable = (len(live.tokens) - 1) // self.pool.block_size
-        if not self.limits.prefix_cache or num_found >= usable:
+        if not self.limits.prefix_cache or live.wants_scores or num_found >= usable:
             return False
         owner = self._computing.owner(live.digests[num_found])
         return owner is not None and owner.plannable

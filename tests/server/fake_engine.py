@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import math
 import secrets
+from array import array
 from collections.abc import Mapping
 
 import msgspec
 import trio
 
 from headrace.core.channel import ChannelStatistics
+from headrace.core.codec import Codec
 from headrace.core.engine import DrainReport, EngineStatistics, ModelInfo
 from headrace.core.mailbox import Mailbox
 from headrace.core.timeline import Timeline
 from headrace.hooks.errors import BadRequest, EngineDied, RequestError, Unavailable
-from headrace.hooks.messages import ChatPrompt, Delta, FinishReason, Request, TextPrompt, TokenLogprobs, Usage
+from headrace.hooks.messages import (
+    ChatPrompt,
+    Delta,
+    FinishReason,
+    Request,
+    TextPrompt,
+    TokenLogprobs,
+    TokenPrompt,
+    Usage,
+)
 from headrace.hooks.params import SamplingParams
+from headrace.hooks.protocols import Rendered
 
 INFO = ModelInfo(name="fake", max_model_len=128, vocab_size=1000, created=1700000000, fingerprint="fp_fake")
 END_ID = 2
@@ -26,6 +38,42 @@ def word(token_id: int) -> str:
     return f" w{token_id}"
 
 
+class WordTokenizer:
+    """` w17` is token 17, other words are 500 and more, and a text that is to have specials begins with 998, `<s>`."""
+
+    bos_id = 998
+
+    def encode(self, text, *, parse_special, add_special) -> array:
+        ids = [int(part[1:]) if part[1:].isdecimal() else 500 + len(part) for part in text.split()]
+        return array("i", [*([self.bos_id] if add_special else []), *ids])
+
+    def encode_rendered(self, rendered) -> array:
+        return self.encode(rendered.text, parse_special=True, add_special=False)
+
+    def decode(self, token_ids, *, skip_special) -> str:
+        return b"".join(map(self.token_bytes, token_ids)).decode()
+
+    def token_bytes(self, token_id) -> bytes:
+        return b"<s>" if token_id == self.bos_id else word(token_id).encode()
+
+
+class RoleTemplate:
+    """`role: content` a line; a user's `#` is a control token that must not count."""
+
+    def render(self, prompt) -> Rendered:
+        if prompt.template_kwargs.get("refuse"):
+            raise BadRequest("the template refuses")
+        lines = [f"{message['role']}: {message['content']}" for message in prompt.messages]
+        if prompt.add_generation_prompt:
+            lines.append("assistant:")
+        return Rendered(text="\n".join(lines).replace("#", "\ue000"), stand_ins={"\ue000": "#"})
+
+
+async def inline(function):
+    await trio.lowlevel.checkpoint()
+    return function()
+
+
 class FakeEngine:
     """Answers every prompt of k words with w1 w2 …, up to max_tokens.
 
@@ -33,6 +81,10 @@ class FakeEngine:
         hold_at: index of the token before which every request waits for `release`.
         fail_at: index of the token at which a request fails with `failure`.
         refusal: what `submit` raises.
+        max_sequences: see `Engine`.
+        num_cached: tokens of each prompt that it says were cached.
+        report_ms: what `timings` gives.
+        top_offset: which token after the drawn one is the first of the likeliest.
         closed: what each request was closed with.
         num_put: tokens put into mailboxes so far.
     """
@@ -50,6 +102,18 @@ class FakeEngine:
         self.failure: RequestError = RequestError("it broke")
         self.refusal: RequestError | None = None
         self.mailbox_deltas = 64
+        self.max_sequences = 70
+        self.num_cached = 0
+        self.report_ms: dict[str, object] = {"prefill_ms": 1.5}
+        self.top_offset = 0
+        self.codec = Codec(
+            WordTokenizer(),
+            RoleTemplate(),
+            off_loop=inline,
+            max_model_len=INFO.max_model_len,
+            max_bytes=1000,
+            vocab_size=INFO.vocab_size,
+        )
         self.loaded = trio.Event()
         self.loaded.set()
         self.requests: list[Request] = []
@@ -78,7 +142,9 @@ class FakeEngine:
         if self._dead is not None:
             raise EngineDied(self._dead)
 
-    def request(self, prompt, params, *, id=None, extra=None, priority=0, timeout_s=None, tenant="") -> Request:
+    def request(
+        self, prompt, params, *, id=None, extra=None, priority=0, timeout_s=None, patience_s=0.0, tenant=""
+    ) -> Request:
         if self.state != "ready":
             raise Unavailable("not ready", retry_after_s=5)
         asked = {"seed": 1, **self.defaults, **params}
@@ -90,7 +156,7 @@ class FakeEngine:
             raise BadRequest("logit_bias: unknown id", param="logit_bias")
         self.prompts.append(prompt)
         self.params.append(dict(params))
-        self.calls.append({"extra": extra, "priority": priority, "timeout_s": timeout_s})
+        self.calls.append({"extra": extra, "priority": priority, "timeout_s": timeout_s, "patience_s": patience_s})
         request = Request(
             id=id or secrets.token_hex(4),
             prompt=prompt,
@@ -118,7 +184,7 @@ class FakeEngine:
         return request.mailbox.receive_nowait()
 
     def timings(self, request: Request) -> dict[str, object]:
-        return {"prefill_ms": 1.5}
+        return self.report_ms
 
     def close(self, request: Request, *, status: int = 200, error: str | None = None) -> dict[str, object]:
         self.closed[request.id] = (status, error)
@@ -128,6 +194,8 @@ class FakeEngine:
         return self.timings(request)
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
+        if token_id == WordTokenizer.bos_id and self.word is word:
+            return "<s>", b"<s>"
         data = "🦜".encode()[:2] if token_id == EMOJI_ID else self.word(token_id).encode()
         return data.decode("utf-8", "replace"), data
 
@@ -185,7 +253,12 @@ class FakeEngine:
         params = request.params
         forced = max(params.logit_bias, key=params.logit_bias.get, default=None)
         num_tokens = min(params.max_tokens or 8, INFO.max_model_len)
-        usage = Usage(prompt=count_words(request.prompt), completion=num_tokens * params.n, cached=0)
+        request.num_prompt_tokens, request.num_cached_tokens = count_words(request.prompt), self.num_cached
+        usage = Usage(prompt=request.num_prompt_tokens, completion=num_tokens * params.n, cached=self.num_cached)
+        if params.return_token_ids or params.prompt_logprobs is not None:
+            request.prompt_ids = await self._ids(request.prompt)
+        if params.prompt_logprobs is not None:
+            request.prompt_scores = [scores(id, params.prompt_logprobs, 1, rank=7) for id in request.prompt_ids[1:]]
         for index in range(num_tokens):
             if index == self.hold_at:
                 self.held.set()
@@ -205,15 +278,12 @@ class FakeEngine:
     def put(self, request: Request, choice: int, token_id: int, last: bool, usage: Usage) -> None:
         params, ended = request.params, token_id == END_ID and END_ID in request.params.logit_bias
         finish = (FinishReason.STOP if ended else FinishReason.LENGTH) if last else None
-        logprobs = None
-        if params.logprobs is not None:
-            tops = tuple(range(token_id, token_id + params.logprobs))
-            logprobs = TokenLogprobs(logprob=-math.inf, top_ids=tops, top_logprobs=(-0.5,) * len(tops))
+        logprobs = None if params.logprobs is None else scores(token_id, params.logprobs, self.top_offset)
         request.mailbox.put(
             Delta(
                 choice=choice,
                 text="" if ended else self.word(token_id),
-                token_ids=(token_id,) if logprobs else (),
+                token_ids=(token_id,) if logprobs or params.return_token_ids else (),
                 logprobs=(logprobs,) if logprobs else (),
                 num_tokens=1,
                 finish=finish,
@@ -221,6 +291,15 @@ class FakeEngine:
             )
         )
         self.num_put += 1
+
+    async def _ids(self, prompt: object) -> array:
+        return array("i", prompt.token_ids) if isinstance(prompt, TokenPrompt) else await self.codec.encode(prompt)
+
+
+def scores(token_id: int, num_tops: int, offset: int, rank: int | None = None) -> TokenLogprobs:
+    """A token that cannot be, and the likeliest ones, which begin *offset* after it in the vocabulary."""
+    tops = tuple(range(token_id + offset, token_id + offset + num_tops))
+    return TokenLogprobs(logprob=-math.inf, top_ids=tops, top_logprobs=(-0.5,) * num_tops, rank=rank)
 
 
 def count_words(prompt: object) -> int:

@@ -1,4 +1,7 @@
-"""A server process in front of a fake engine: `python -m tests.server.serve_fake DRAIN_S` prints its URL."""
+"""A server process in front of a fake engine: `python -m tests.server.serve_fake DRAIN_S [on]` prints its URL.
+
+Each answer waits at its third word: for ever, or with `on` until the server drains, unless it ignores its end.
+"""
 
 import sys
 from functools import partial
@@ -12,9 +15,22 @@ from headrace.server.serve import listen, serve, url
 from tests.server.fake_engine import FakeEngine
 
 
-def main(drain_s: float) -> None:
+class GoesOn(FakeEngine):
+    async def drain(self, budget_s):
+        self.release.set()
+        return await super().drain(budget_s)
+
+    async def _generate(self, request):
+        if request.params.ignore_eos:
+            for index in (1, 2):
+                self.put(request, 0, index, last=False, usage=None)
+            await trio.sleep_forever()
+        await super()._generate(request)
+
+
+def main(drain_s: float, *, goes_on: bool) -> None:
     logs.configure("json", "info")
-    engine = FakeEngine()
+    engine = GoesOn() if goes_on else FakeEngine()
     engine.hold_at = 2
     engine.word = lambda token_id: f" w{token_id}" if token_id < 10 else "x" * 20_000
     server = Server(host="127.0.0.1", port=0, drain_s=drain_s, write_timeout_s=60)
@@ -24,4 +40,4 @@ def main(drain_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]))
+    main(float(sys.argv[1]), goes_on="on" in sys.argv[2:])

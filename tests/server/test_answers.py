@@ -180,9 +180,9 @@ async def test_the_model_list_tells_the_context_length(client):
 
 
 async def test_extensions_reach_the_engine(client, engine):
-    extension = {"logits": {"top-p": {"p": 0.5}}, "priority": 3, "timeout_s": 2.5}
+    extension = {"logits": {"top-p": {"p": 0.5}}, "priority": 3, "timeout_s": 2.5, "patience_s": 1.5}
     await client.post(CHAT, json={"messages": HI, "headrace": extension})
-    assert engine.calls[0] == {"extra": {"top-p": {"p": 0.5}}, "priority": 3, "timeout_s": 2.5}
+    assert engine.calls[0] == {"extra": {"top-p": {"p": 0.5}}, "priority": 3, "timeout_s": 2.5, "patience_s": 1.5}
 
 
 async def test_metrics_are_prometheus_text(client):

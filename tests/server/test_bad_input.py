@@ -189,20 +189,29 @@ async def test_an_unknown_model_has_no_page(client):
     assert (await client.get("/v1/models/fake")).status_code == 200
 
 
-@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], [1, "a"], ["a", 1]], ids=str)
-async def test_several_prompts_are_refused(client, prompt):
-    assert "one prompt" in error_of(await client.post(TEXT, json={"prompt": prompt}))["message"]
+@pytest.mark.parametrize("prompt", [[1, "a"], ["a", 1], [[1], "a"]], ids=str)
+async def test_prompts_of_several_kinds_are_refused(client, prompt):
+    assert "must be all texts" in error_of(await client.post(TEXT, json={"prompt": prompt}))["message"]
 
 
-@pytest.mark.parametrize("prompt", [[], [[]], 5, {"a": 1}, [None], [[["x"]]], [True]], ids=str)
+@pytest.mark.parametrize("prompt", [[], [[]], [[1], []], 5, {"a": 1}, [None], [[["x"]]], [True]], ids=str)
 async def test_a_prompt_that_is_none_is_refused(client, prompt):
     assert error_of(await client.post(TEXT, json={"prompt": prompt}))["param"].startswith("prompt")
 
 
-@pytest.mark.parametrize("fields", [{"echo": True}, {"suffix": "x"}, {"best_of": 2}], ids=str)
+@pytest.mark.parametrize("fields", [{"suffix": "x"}, {"best_of": 2}, {"n": 2, "best_of": 1}], ids=str)
 async def test_what_completions_cannot_do_is_refused(client, fields):
     error = error_of(await client.post(TEXT, json={"prompt": "x", **fields}))
     assert error["code"] == "unsupported_parameter"
+
+
+FAR = {"prompt_logprobs": 21}, {"prompt_logprobs": -1}, {"headrace": {"patience_s": -1}}, {"headrace": {"tenant": "x"}}
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("fields", FAR, ids=str)
+async def test_an_extension_out_of_range_is_refused(client, path, fields):
+    error_of(await client.post(path, json={"messages": HI, "prompt": "x", **fields}))
 
 
 @pytest.mark.parametrize(

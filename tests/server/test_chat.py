@@ -6,8 +6,9 @@ from contextlib import closing
 import pytest
 import trio
 
+from headrace.core.local import run
 from headrace.hooks.errors import Overloaded, RequestFailed, StartError
-from headrace.server.chat import local, remote, talk
+from headrace.server.chat import remote, talk
 from tests.server.fake_engine import FakeEngine
 
 
@@ -104,10 +105,10 @@ def test_an_address_that_is_none_is_refused(url):
 
 def test_a_local_model_streams_and_ends():
     engine = FakeEngine()
-    with local(engine) as answer:
-        assert "".join(answer([{"role": "user", "content": "hi"}])).startswith(" w1 w2")
+    with run(engine) as llm:
+        assert talk_with(llm.stream_chat, "hi").startswith(" w1 w2")
         assert list(engine.closed.values()) == [(200, None)]
-        pieces = answer([{"role": "user", "content": "again"}])
+        pieces = llm.stream_chat([{"role": "user", "content": "again"}])
         next(pieces)
         pieces.close()
         assert len(engine.closed) == 2
@@ -118,5 +119,5 @@ def test_a_local_model_that_cannot_start_is_told():
         async def run(self, *, progress=None):
             raise StartError("no such checkpoint")
 
-    with pytest.raises(StartError, match="no such checkpoint"), local(Broken()):
+    with pytest.raises(StartError, match="no such checkpoint"), run(Broken()):
         pass

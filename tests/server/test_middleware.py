@@ -2,6 +2,7 @@
 
 import httpx
 import pytest
+import trio
 
 from headrace.server.app import create_app
 from headrace.server.metrics import Metrics
@@ -17,6 +18,38 @@ PREFLIGHT = {
 async def test_every_answer_has_an_id_of_its_own(client):
     answers = [await client.get("/health"), await client.get("/nowhere"), await client.post("/v1/completions")]
     assert len({answer.headers["x-request-id"] for answer in answers}) == 3
+
+
+async def test_a_clients_own_id_comes_back_and_names_the_request(client, engine):
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    answer = await client.post("/v1/chat/completions", json=body, headers={"x-request-id": "trace-7:a.b"})
+    assert answer.headers["x-request-id"] == "trace-7:a.b"
+    assert [request.id for request in engine.requests] == ["chatcmpl-trace-7:a.b"]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "a b", 'a"b', "id\u00e9"])
+async def test_an_id_that_is_not_short_and_plain_is_replaced(client, name):
+    answer = await client.get("/health", headers={"x-request-id": name.encode("utf-8")})
+    assert len(answer.headers["x-request-id"]) == 24
+
+
+async def test_requests_under_way_at_once_have_different_ids(site, engine):
+    engine.hold_at = 1
+    answers = []
+
+    async def ask() -> None:
+        site.client.headers["x-request-id"] = "same"
+        answers.append(await site.chat())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        nursery.start_soon(ask)
+        while len(engine.requests) < 2:
+            await trio.lowlevel.checkpoint()
+        engine.release.set()
+    names = sorted(answer.headers["x-request-id"] for answer in answers)
+    assert names[0] == "same"
+    assert names[1].startswith("same-")
 
 
 @pytest.fixture

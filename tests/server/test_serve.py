@@ -1,11 +1,12 @@
 """Binding, loading, draining, dying: the life of the process."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -144,9 +145,9 @@ async def test_a_signal_while_loading_ends_the_server():
 
 
 @asynccontextmanager
-async def process(drain_s: float):
+async def process(drain_s: float, *words: str):
     """A server process, and the URL it listens on."""
-    command = [sys.executable, "-m", "tests.server.serve_fake", str(drain_s)]
+    command = [sys.executable, "-m", "tests.server.serve_fake", str(drain_s), *words]
     child = await trio.lowlevel.open_process(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -182,6 +183,38 @@ async def test_sigterm_ends_an_open_stream_with_an_error_event_and_the_process_w
     assert b"[DONE]" not in rest
     assert child.returncode == 0
     assert 0.5 <= took < 0.5 + 1
+
+
+async def test_sigterm_under_load_ends_in_time_and_tells_every_client_that_reads():
+    finished, cut, unread, rests = 8, 6, 2, []
+
+    async def read_rest(stream: trio.SocketStream) -> None:
+        rests.append(await read_all(stream))
+
+    async with process(1.0, "on") as (child, address), AsyncExitStack() as stack:
+
+        async def client(**fields: object) -> trio.SocketStream:
+            return await stack.enter_async_context(await open_stream(address, **fields))
+
+        readers = [await client(max_tokens=8) for _ in range(finished)]
+        readers += [await client(ignore_eos=True) for _ in range(cut)]
+        idlers = [await client(max_tokens=120) for _ in range(unread)]
+        started = trio.current_time()
+        child.send_signal(signal.SIGTERM)
+        async with trio.open_nursery() as nursery:
+            for stream in readers:
+                nursery.start_soon(read_rest, stream)
+            nursery.start_soon(child.wait)
+        took = trio.current_time() - started
+        report = await read_until(child.stderr, b'"drained"')
+        left = [await read_all(stream) for stream in idlers]
+    assert child.returncode == 0
+    assert 1.0 <= took < 1.0 + 1.5
+    assert sorted(b"[DONE]" in rest for rest in rests) == [False] * cut + [True] * finished
+    assert all(b'{"error":' in rest for rest in rests if b"[DONE]" not in rest)
+    assert not any(b"[DONE]" in rest for rest in left)
+    drained = next(line for line in map(json.loads, report.splitlines()) if line["event"] == "drained")
+    assert (drained["finished"], drained["cut"]) == (finished, cut + unread)
 
 
 async def test_a_second_signal_cuts_at_once():

@@ -3,7 +3,7 @@
 import json
 
 from headrace.hooks.messages import Delta, FinishReason, TextPrompt, Usage
-from headrace.server.answers import CompletionFormat
+from headrace.server.completion_format import CompletionFormat
 from headrace.server.sse import MAX_WRITE_BYTES, Events
 from tests.server.fake_engine import FakeEngine
 
