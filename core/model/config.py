@@ -163,6 +163,9 @@ class Sizes(Struct, frozen=True, kw_only=True):
     tied: bool
 
 
+MAX_HEAD_DIM = 1 << 14
+
+
 def read_sizes(
     config: Config, *, tied: bool = False, head_dim: int | None = None, max_positions: int | None = None
 ) -> Sizes:
@@ -180,6 +183,9 @@ def read_sizes(
     if head_dim is None or config.from_gguf:
         head_dim = hidden_size // num_heads
     head_dim = config.whole("head_dim", head_dim)
+    if head_dim > MAX_HEAD_DIM:
+        # Rotations are computed before any shape is compared, so a corrupt size must not get that far.
+        raise wrong(config.checkpoint, "the size of a head", f"at most {MAX_HEAD_DIM}", head_dim)
     config.expect("value_head_dim", head_dim)
     if config.from_gguf:
         embed = shapes.get("token_embd.weight", ())
