@@ -26,11 +26,11 @@ from ..hooks.settings import Settings
 from ..hooks.stack import freeze
 from .batch.planner import Limits
 from .compute import Activity, Compute, Runner, watch
-from .engine import ModelInfo, Parts, Progress
 from .kv.blocks import BlockPool
 from .kv.memory import available_memory
 from .kv.plan import MemoryPlan, estimate_step_bytes, kv_bytes_per_token, plan
 from .model.load import load, resolve, weight_bytes
+from .parts import ModelInfo, Parts, Progress
 from .sampling import SamplingState
 
 FLOAT32_BYTES = 4

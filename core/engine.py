@@ -17,16 +17,13 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
-import msgspec
 import structlog
 import trio
-from msgspec import Struct
 
-from ..hooks.decode import convert
 from ..hooks.errors import BadRequest, EngineDied, RequestError, TimedOut, Unavailable
 from ..hooks.messages import (
     Cancel,
@@ -42,103 +39,31 @@ from ..hooks.messages import (
     TokenPrompt,
 )
 from ..hooks.origins import Where
-from ..hooks.params import ALIASES, SamplingParams
 from ..hooks.protocols import Event, Executor, Observer, RequestEnded
 from ..hooks.settings import Settings
-from ..hooks.stack import Stack
-from .batch.planner import Limits, Planner
-from .channel import ChannelStatistics, Inbox, Outbox, open_channel
+from .asked import all_in_use, check_ids, settle
+from .batch.planner import Planner
+from .channel import Inbox, Outbox, open_channel
 from .codec import Codec
 from .control import Control
 from .credits import Credits
 from .forward import forward
 from .ingress import ingress
-from .kv.blocks import BlockPool
 from .mailbox import Mailbox
+from .parts import DrainReport, EngineStatistics, ModelInfo, Parts, Progress, quiet
 from .sample import sample
 from .schedule import Heard, schedule
 from .stream import stream
 from .timeline import Timeline
-from .tokenize import OffLoop, tokenize
+from .tokenize import tokenize
 
 TOKENIZE_WORKERS = 2
 TOKENIZE_RESTARTS = 5
 STEPS_IN_FLIGHT = 2
 
-Progress = Callable[[str, int, int], None]
-"""Called with (what, bytes done, bytes in all)."""
+__all__ = ["DrainReport", "Engine", "EngineStatistics", "ModelInfo", "Parts", "Progress", "plan_memory", "quiet"]
 
 log = structlog.get_logger()
-
-
-class ModelInfo(Struct, frozen=True, kw_only=True):
-    """What is served.
-
-    Attributes:
-        vocab_size: rows of the embedding: token ids must lie below it.
-        created: Unix seconds, when it was loaded.
-        fingerprint: of the components behind it.
-        aliases: further names under which clients may ask for it.
-    """
-
-    name: str
-    max_model_len: int
-    vocab_size: int
-    created: int
-    fingerprint: str
-    aliases: tuple[str, ...] = ()
-
-
-class Parts(Struct, frozen=True, kw_only=True):
-    """All that the line is made of, apart from the line itself. Built by `core.build`, or by a test.
-
-    Attributes:
-        executor: entered on the loop when the line starts.
-        watch: runs beside the line and raises when the executor hangs.
-        off_loop: how `tokenize` leaves the loop.
-        codec_off_loop: how texts beside the line leave it, so that they do not keep `tokenize` waiting; None: the same.
-        report: lines for people, printed at start.
-    """
-
-    info: ModelInfo
-    stack: Stack
-    pool: BlockPool
-    limits: Limits
-    executor: AbstractContextManager[Executor]
-    end_ids: frozenset[int]
-    max_token_bytes: int
-    defaults: Mapping[str, object]
-    off_loop: OffLoop
-    codec_off_loop: OffLoop | None = None
-    watch: Callable[[], Any] | None = None
-    report: str = ""
-
-
-class EngineStatistics(Struct, frozen=True, kw_only=True):
-    """What there is now, and totals since the start."""
-
-    channels: tuple[ChannelStatistics, ...]
-    running: int
-    waiting: int
-    parked: int
-    blocks_total: int
-    blocks_used: int
-    slots_total: int
-    slots_used: int
-    preemptions_total: int
-    steps_total: int
-    prompt_tokens_total: int
-    cached_tokens_total: int
-    generated_tokens_total: int
-    guessed_tokens_total: int
-    kept_tokens_total: int
-
-
-class DrainReport(Struct, frozen=True, kw_only=True):
-    """How a drain went: requests that finished by themselves, and those that were cut."""
-
-    finished: int
-    cut: int
 
 
 class Engine:
@@ -339,8 +264,8 @@ class Engine:
         """
         self._require_ready()
         assert self.info is not None
-        settled = self._settle({**params, **_aliased(extra or {})})
-        _check_ids(prompt, settled, self.info.vocab_size)
+        settled = settle({**self.defaults, **params}, extra or {})
+        check_ids(prompt, settled, self.info.vocab_size)
         if settled.n > self._credits.max_sequences:
             raise BadRequest(f"n must be <= {self._credits.max_sequences}, got {settled.n}", param="n")
         chain = self._stack.resolve(settled, extra or {})
@@ -354,8 +279,8 @@ class Engine:
             mailbox=Mailbox(max_deltas=self._settings.line.mailbox_deltas, num_choices=settled.n),
             timeline=Timeline(),
             arrival=now,
-            lookahead=_all_in_use(self._stack, chain, "lookahead", default=True),
-            speculate=_all_in_use(self._stack, chain, "speculative", default=False),
+            lookahead=all_in_use(self._stack, chain, "lookahead", default=True),
+            speculate=all_in_use(self._stack, chain, "speculative", default=False),
             priority=priority,
             deadline=math.inf if timeout_s is None else now + timeout_s,
             patience_s=patience_s,
@@ -363,18 +288,6 @@ class Engine:
         )
         self._live[request] = None
         return request
-
-    def _settle(self, params: Mapping[str, object]) -> SamplingParams:
-        """Defaults filled in, limits checked, the seed chosen."""
-        asked = {**self.defaults, **params}
-        if asked.get("seed") is None:
-            asked["seed"] = secrets.randbits(63)
-        try:
-            settled = convert(asked, SamplingParams)
-        except msgspec.ValidationError as error:
-            raise _bad_params(error, asked) from error
-        assert isinstance(settled, SamplingParams)
-        return settled
 
     def _require_ready(self) -> None:
         if self.state != "ready":
@@ -536,10 +449,6 @@ def _channel(engine: Engine, name: str, capacity: int, kind: object) -> tuple[In
     return inbox, outbox
 
 
-def quiet(what: str, done_bytes: int, total_bytes: int) -> None:
-    """The `Progress` of those who show none."""
-
-
 def plan_memory(settings: Settings, where: Callable[[str], Where] | None = None) -> str:
     """How memory would be used, for people; reads no weights. See `core.build.plan_memory`."""
     from .build import no_origin
@@ -563,30 +472,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         error = _cause(error) or error
     return str(error) or type(error).__name__
-
-
-def _all_in_use(stack: Stack, chain: Sequence[Struct | None], claim: str, *, default: bool) -> bool:
-    """Whether the sampler and all processors that a request uses make *claim* (see `protocols.LogitsProcessor`)."""
-    used = [bound for bound, params in zip(stack.processors, chain, strict=True) if params is not None]
-    return all(getattr(bound.component, claim, default) for bound in (*used, stack.sampler))
-
-
-def _aliased(extra: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
-    """What *extra* says in the words of processors, in the words of `SamplingParams` where there are such."""
-    return {alias: extra[name][field] for alias, (name, field) in ALIASES.items() if field in extra.get(name, {})}
-
-
-def _bad_params(error: msgspec.ValidationError, asked: Mapping[str, object]) -> BadRequest:
-    message, _, path = str(error).partition(" - at `$")
-    param = path.strip(".`").replace("[...]", "")
-    shown = f", got {asked[param]!r}" if param in asked else ""
-    return BadRequest(f"{param or 'parameters'}: {message[0].lower()}{message[1:]}{shown}", param=param or None)
-
-
-def _check_ids(prompt: ChatPrompt | TextPrompt | TokenPrompt, params: SamplingParams, vocab_size: int) -> None:
-    """Token ids index the embedding and the logits: one that lies outside must not get there."""
-    ids = prompt.token_ids if isinstance(prompt, TokenPrompt) else ()
-    for name, values in (("prompt", ids), ("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-        for value in values:
-            if not 0 <= value < vocab_size:
-                raise BadRequest(f"{name}: token ids must be >= 0 and < {vocab_size}, got {value}", param=name)

@@ -7,7 +7,13 @@ guessed token is kept only where the draw before it came to the same.
 from __future__ import annotations
 
 from array import array
-from typing import Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from ...hooks.messages import Sampled, Sequence
+
+if TYPE_CHECKING:
+    from .live import Live
 
 NGRAMS: Final = (4, 3, 2)
 """Lengths of the runs looked for, the longest first."""
@@ -84,3 +90,49 @@ class Payoff:
         if seconds > 0 and num_tokens:
             speed, known = num_tokens / seconds, self._speed[guessed]
             self._speed[guessed] = speed if known is None else known + self.WEIGHT * (speed - known)
+
+
+class Guesser:
+    """Guesses for all sequences whose requests allow it.
+
+    Args:
+        num_guesses: tokens guessed for one sequence in one step; 0: none are.
+    """
+
+    def __init__(self, num_guesses: int) -> None:
+        self._num_guesses = num_guesses
+        self._payoff = Payoff()
+
+    def wanted(self) -> bool:
+        """Guess in the next step?"""
+        return self._num_guesses > 0 and self._payoff.wanted()
+
+    def learn(self, live: Live) -> None:
+        """*live* is about to run: learn what it holds so far."""
+        if self._num_guesses and live.request.speculate and live.lookup is None:
+            live.lookup = Lookup()
+            live.lookup.extend(live.tokens, 0)
+
+    def extend(self, live: Live) -> None:
+        """One more of its tokens is known."""
+        if live.lookup is not None:
+            live.lookup.extend(live.tokens, len(live.tokens) - 1)
+
+    def guess(self, live: Live, count: int) -> array[int]:
+        """What may follow, at most *count* tokens."""
+        assert live.lookup is not None
+        return live.lookup.guess(live.tokens, min(count, self._num_guesses))
+
+    def judge(self, sampled: Sampled, lives: Mapping[Sequence, Live]) -> int:
+        """Note how the guesses of a step went, and whether they pay; gives the number that was right."""
+        if not self._num_guesses:
+            return 0
+        # Of a row's tokens the last one says how many of its guesses were kept.
+        kept = {id(row.row): (row.row, row.num_kept) for row in sampled.rows if row.row.num_drafts}
+        for row, num_kept in kept.values():
+            live = lives.get(row.sequence)
+            if live is not None and live.lookup is not None:
+                live.lookup.judge(row.num_drafts, num_kept, len(live.tokens))
+        if all(row.row.decode for row in sampled.rows):
+            self._payoff.note(bool(kept), len(sampled.rows), sampled.forward_s + sampled.sample_s)
+        return sum(num_kept for _, num_kept in kept.values())

@@ -21,11 +21,11 @@ from ...hooks.errors import ContextTooLong, RequestError, RequestFailed, TimedOu
 from ...hooks.messages import Admit, Delta, Fork, Prompt, Release, Request, Sampled, SampledRow, Sequence, Step
 from ...hooks.protocols import SchedulerPolicy
 from ..kv.blocks import BlockPool
-from ..kv.prefix import Computing, digests
 from .draft import Draft
 from .growth import Growth
 from .live import Live
-from .ngram import Lookup, Payoff
+from .ngram import Guesser
+from .sharing import Sharing
 
 CANDIDATES = 256
 """Waiting sequences looked at in one step; those behind them are not reached this time."""
@@ -85,7 +85,8 @@ class Planner:
         self._on_retired = on_retired
         self._clock = clock
         self._growth = Growth(pool.num_blocks, pool.block_size)
-        self._computing: Computing[Live] = Computing()
+        self._sharing = Sharing(pool, enabled=limits.prefix_cache)
+        self._guesser = Guesser(limits.num_guesses)
         self._lives: dict[Sequence, Live] = {}
         self._of_request: dict[Request, list[Live]] = {}
         self._running: list[Live] = []
@@ -97,7 +98,6 @@ class Planner:
         self._slot_ops: list[Admit | Fork | Release] = []
         self._num_sequences = 0
         self._token_s: float | None = None
-        self._payoff = Payoff()
 
     # ── what is asked from outside ────────────────────────────────────────────────────────────────────────────────
 
@@ -202,7 +202,7 @@ class Planner:
                 self.counters["stale_rows"] += 1
             else:
                 self._take(live, row)
-        self._judge_guesses(sampled)
+        self.counters["kept_tokens"] += self._guesser.judge(sampled, self._lives)
         for live in [live for live in self._running if live.leaving and live.last_step <= self.completed]:
             self._preempt_now(live)
         for live in [live for live in self._ending if live.last_step <= self.completed]:
@@ -229,7 +229,7 @@ class Planner:
             # Who waited longest since its last step goes first, so that all get their turn.
             candidates.sort(key=lambda live: live.last_step)
         prefills, guessing = [], []
-        guess = self.limits.num_guesses > 0 and self._payoff.wanted()
+        guess = self._guesser.wanted()
         for live in candidates:
             if live.todo > 1:
                 prefills.append(live)
@@ -249,9 +249,8 @@ class Planner:
 
     def _speculate(self, live: Live, draft: Draft) -> None:
         """Plan the next token of *live*, and as many guesses as there is room for without taking it from anybody."""
-        assert live.lookup is not None
         left = live.max_tokens - live.num_outputs - 1
-        guesses = live.lookup.guess(live.tokens, min(self.limits.num_guesses, left, self._budget(draft) - 1))
+        guesses = self._guesser.guess(live, min(left, self._budget(draft) - 1))
         missing = self._blocks_for(live.num_computed + 1 + len(guesses)) - len(live.blocks)
         if missing > self.pool.num_free:
             guesses = guesses[: len(live.blocks) * self.pool.block_size - live.num_computed - 1]
@@ -295,8 +294,8 @@ class Planner:
                 self.limits.max_running, 1 + live.siblings
             ):
                 return
-            found = self._cached_prefix(live)
-            if self._prefix_is_on_its_way(live, len(found)):
+            found = self._sharing.find(live)
+            if self._sharing.is_on_its_way(live, len(found)):
                 continue
             if not self._fits(live, found):
                 return
@@ -305,21 +304,6 @@ class Planner:
             active += 1 + live.siblings
             draft.prefill(live, self._chunk(live, draft))
             self._planned(live, draft)
-
-    def _cached_prefix(self, live: Live) -> list[int]:
-        if not self.limits.prefix_cache or live.wants_scores:
-            return []
-        # One token must be left to compute, for its logits are wanted.
-        usable = (len(live.tokens) - 1) // self.pool.block_size
-        return self.pool.find(live.digests[:usable])
-
-    def _prefix_is_on_its_way(self, live: Live, num_found: int) -> bool:
-        """Another sequence is computing the next block of its prefix: waiting costs less than computing it again."""
-        usable = (len(live.tokens) - 1) // self.pool.block_size
-        if not self.limits.prefix_cache or live.wants_scores or num_found >= usable:
-            return False
-        owner = self._computing.owner(live.digests[num_found])
-        return owner is not None and owner.plannable
 
     def _fits(self, live: Live, found: list[int]) -> bool:
         """Is there memory for all of its known tokens, and for what the running ones will likely grow?"""
@@ -348,11 +332,8 @@ class Planner:
         live.num_published = len(found)
         live.running = True
         self._running.append(live)
-        if self.limits.num_guesses > 0 and live.request.speculate:
-            self._learn(live)
-        live.claims = True
-        for digest in live.digests[len(found) :]:
-            self._computing.claim(digest, live)
+        self._guesser.learn(live)
+        self._sharing.claim(live, len(found))
         request = live.request
         if live.num_preemptions == 0:
             request.num_cached_tokens = live.num_computed
@@ -374,23 +355,13 @@ class Planner:
         self._note_state(request)
 
     def _planned(self, live: Live, draft: Draft) -> None:
-        if live.num_computed >= (live.num_published + 1) * self.pool.block_size:
-            self._publish(live)
+        self._sharing.publish(live)
         if live.claims and live.todo <= 1:
-            self._release_claims(live)
+            self._sharing.release(live)
         if live.siblings and live.num_inflight:
             for choice in range(1, live.siblings + 1):
                 self._fork(live, choice, draft)
             live.siblings = 0
-
-    def _learn(self, live: Live) -> None:
-        if live.lookup is None:
-            live.lookup = Lookup()
-            live.lookup.extend(live.tokens, 0)
-
-    def _release_claims(self, live: Live) -> None:
-        live.claims = False
-        self._computing.release(live)
 
     def _fork(self, leader: Live, choice: int, draft: Draft) -> None:
         sequence = self._sequence(leader.request, choice)
@@ -402,30 +373,12 @@ class Planner:
         live.num_published = leader.num_published
         live.num_computed = leader.num_computed
         live.running = True
-        if leader.lookup is not None:
-            self._learn(live)
+        self._guesser.learn(live)
         self._slot_ops.append(Fork(source=leader.sequence.slot, slot=sequence.slot, choice=choice))
         self._lives[sequence] = live
         self._of_request[leader.request].append(live)
         self._running.append(live)
         draft.fork(live)
-
-    def _publish(self, live: Live) -> None:
-        """Make full blocks findable whose ids are known: from the step that computes them on, they may be shared."""
-        if not self.limits.prefix_cache:
-            return
-        self._extend_digests(live)
-        full = min(live.num_computed, len(live.tokens)) // self.pool.block_size
-        for index in range(live.num_published, full):
-            self.pool.publish(live.blocks[index], live.digests[index])
-        live.num_published = max(live.num_published, full)
-
-    def _extend_digests(self, live: Live) -> None:
-        size = self.pool.block_size
-        start = len(live.digests) * size
-        if len(live.tokens) - start >= size:
-            parent = live.digests[-1] if live.digests else None
-            live.digests += digests(live.tokens, size, salt=live.request.tenant, parent=parent, start=start)
 
     # ── memory ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -494,7 +447,7 @@ class Planner:
         self._note_state(live.request)
 
     def _return_blocks(self, live: Live) -> None:
-        self._release_claims(live)
+        self._sharing.release(live)
         self.pool.free(live.blocks)
         live.blocks = []
         if live.sequence not in self._lives:
@@ -513,8 +466,6 @@ class Planner:
         return Sequence(index=self._num_sequences, request=request, choice=choice)
 
     def _wait(self, live: Live) -> None:
-        if self.limits.prefix_cache:
-            self._extend_digests(live)
         live.key = self._policy.order(live.waiting_view(), self._clock())
         insort(self._waiting, (live.key, live.sequence.index, live))
 
@@ -534,16 +485,15 @@ class Planner:
             return
         if row.token_id >= 0:
             live.tokens.append(row.token_id)
-            if live.lookup is not None:
-                live.lookup.extend(live.tokens, len(live.tokens) - 1)
+            self._guesser.extend(live)
             self.counters["generated_tokens"] += 1
             if len(live.tokens) == live.num_prompt + 1:
                 self._note_state(live.request)
         if row.finish is not None or live.sequence.unwanted:
             self._growth.ended(len(live.tokens) - live.num_prompt)
             self._end(live)
-        elif live.running and live.num_computed >= (live.num_published + 1) * self.pool.block_size:
-            self._publish(live)
+        elif live.running:
+            self._sharing.publish(live)
 
     def _end_all(self, request: Request) -> None:
         for live in [live for live in self._of_request.get(request, ()) if live.sequence in self._lives]:
@@ -552,7 +502,7 @@ class Planner:
     def _end(self, live: Live) -> None:
         """No further token is wanted. Its blocks return with the last step that names them."""
         del self._lives[live.sequence]
-        self._release_claims(live)
+        self._sharing.release(live)
         if live.running:
             self._running.remove(live)
             live.running = False
@@ -595,19 +545,6 @@ class Planner:
         else:
             state = "preempted" if any(live.num_preemptions for live in lives) else "queued"
         request.timeline.enter(state)
-
-    def _judge_guesses(self, sampled: Sampled) -> None:
-        """Note how many guesses were right, and whether guessing pays."""
-        if not self.limits.num_guesses:
-            return
-        kept = {id(row.row): (row.row, row.num_kept) for row in sampled.rows if row.row.num_drafts}
-        for row, num_kept in kept.values():
-            self.counters["kept_tokens"] += num_kept
-            live = self._lives.get(row.sequence)
-            if live is not None and live.lookup is not None:
-                live.lookup.judge(row.num_drafts, num_kept, len(live.tokens))
-        if all(row.row.decode for row in sampled.rows):
-            self._payoff.note(bool(kept), len(sampled.rows), sampled.forward_s + sampled.sample_s)
 
     def _measure(self, sampled: Sampled) -> None:
         """Keep the seconds a token of prefill takes, for the budget beside running streams."""
