@@ -350,13 +350,15 @@ class Engine:
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_cached_tokens=request.num_cached_tokens,
                 num_output_tokens=request.num_output_tokens,
-                finish=(),
+                finish=tuple(request.finish),
                 states=timeline.states,
                 spans=timeline.spans,
                 wall_s=timeline.wall_s,
                 ttft_s=timeline.since_start("first_token"),
                 status=status,
                 error=error,
+                n=request.params.n,
+                max_tokens=request.params.max_tokens,
             )
         )
         report = timeline.report()
@@ -424,6 +426,8 @@ class Engine:
             generated_tokens_total=counters["generated_tokens"],
             guessed_tokens_total=counters["guessed_tokens"],
             kept_tokens_total=counters["kept_tokens"],
+            drafts_total=counters["drafts"],
+            kept_by_position=tuple(counters[f"kept_at_{place}"] for place in range(planner.limits.num_guesses)),
         )
 
     @property

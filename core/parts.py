@@ -67,7 +67,12 @@ class Parts(Struct, frozen=True, kw_only=True):
 
 
 class EngineStatistics(Struct, frozen=True, kw_only=True):
-    """What there is now, and totals since the start."""
+    """What there is now, and totals since the start.
+
+    Attributes:
+        drafts_total: times tokens were guessed ahead for a sequence.
+        kept_by_position: how often the first, second … guess of a draft was right.
+    """
 
     channels: tuple[ChannelStatistics, ...]
     running: int
@@ -84,6 +89,8 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
     generated_tokens_total: int
     guessed_tokens_total: int
     kept_tokens_total: int
+    drafts_total: int = 0
+    kept_by_position: tuple[int, ...] = ()
 
 
 class DrainReport(Struct, frozen=True, kw_only=True):

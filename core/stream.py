@@ -127,6 +127,7 @@ def _put(answer: Answer, sequence: Sequence, text: str, finish: FinishReason | N
     if finish is not None:
         answer.finished = True
         request.num_finished += 1
+        request.finish.append(finish)
         if request.num_finished == request.params.n:
             request.timeline.enter("delivering")
             usage = Usage(

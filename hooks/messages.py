@@ -92,6 +92,7 @@ class Request:
         "control_pending",
         "credit_tokens",
         "deadline",
+        "finish",
         "id",
         "lookahead",
         "mailbox",
@@ -153,6 +154,8 @@ class Request:
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.num_finished = 0
+        self.finish: list[str] = []
+        """Why each choice that has ended did."""
         self.prompt_ids = array("i")
         """The prompt as tokens, where its ids or log-probabilities were asked for."""
         self.prompt_scores: list[TokenLogprobs] = []

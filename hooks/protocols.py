@@ -441,6 +441,8 @@ class RequestEnded(Struct, frozen=True, kw_only=True):
         states, spans: seconds in each.
         wall_s: from the door to the last delta taken by the reader; what *states* sum to.
         ttft_s: to the first token; None without one.
+        finish: why each choice that ended did, in the order in which they ended.
+        n, max_tokens: as asked, the server's defaults filled in.
         status: HTTP status it amounts to; 499 where the client left.
     """
 
@@ -455,6 +457,8 @@ class RequestEnded(Struct, frozen=True, kw_only=True):
     ttft_s: float | None
     status: int
     error: str | None = None
+    n: int = 1
+    max_tokens: int | None = None
 
 
 class TokensDelivered(Struct, frozen=True, kw_only=True):
@@ -534,10 +538,19 @@ class Admission(Protocol):
 
 
 class Auth(Protocol):
-    """Slot `auth`: who asks. Loop; may await."""
+    """Slot `auth`: who asks. Loop; may await. An error, or ten seconds without an answer, refuses with 503.
+
+    Optional, looked up once:
+        scopes(tenant) -> Collection[str]: which of `infer`, `models`, `metrics` and `admin` are open to it; without it,
+            all but `admin`.
+    """
 
     async def identify(self, headers: Mapping[bytes, bytes]) -> str | None:
-        """The tenant, or None: refused."""
+        """The tenant, or None: refused.
+
+        Args:
+            headers: by lower-case name; a repeated field is one list, joined by commas.
+        """
         ...
 
 

@@ -73,9 +73,15 @@ class StaticKeys:
     """Takes `Authorization: Bearer KEY` or `x-api-key: KEY`."""
 
     def __init__(self, context: Context, options: Options) -> None:
-        self._names = {sha256(key).digest(): each.name for each in options.keys for key in each.key.read()}
+        self._names: dict[bytes, str] = {}
         self._scopes: dict[str, frozenset[str]] = {}
         for each in options.keys:
+            for key in each.key.read():
+                owner = self._names.setdefault(sha256(key).digest(), each.name)
+                if owner != each.name:
+                    raise StartError(
+                        f"static-keys: {owner} and {each.name} must have different keys, found one of both"
+                    )
             if self._scopes.setdefault(each.name, frozenset(each.scopes)) != frozenset(each.scopes):
                 raise StartError(f"static-keys: all keys called {each.name} must have the same scopes")
 

@@ -109,7 +109,7 @@ class Api:
         """`POST /v1/completions`."""
         body, info = await self._read(http, CompletionBody)
         prompts = body.prompts()
-        echoes = await body.echoes(prompts, self._engine.codec)
+        echoes = await body.echoes(prompts, self._engine)
         return self._respond(http, info, body, prompts, echoes)
 
     async def models(self, http: HTTPRequest) -> Response:

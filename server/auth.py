@@ -33,6 +33,7 @@ DEFAULT_SCOPES: Final = frozenset({"infer", "models", "metrics"})
 SCOPES: Final = (
     ("/health", None),
     ("/ready", None),
+    ("/version", None),
     ("/metrics", "metrics"),
     ("/v1/models", "models"),
     ("/debug", "admin"),

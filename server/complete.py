@@ -68,7 +68,7 @@ def complete(llm: LLM, text: str, params: dict[str, Any], out: TextIO, notes: Te
             for delta in deltas:
                 first_at = first_at or time.monotonic()
                 usage = delta.usage or usage
-                out.write(delta.text)
+                out.write(delta.text if delta.choice == 0 else "")
                 out.flush()
     except KeyboardInterrupt:
         out.write(" [stopped]")

@@ -158,7 +158,7 @@ def json_response(body: bytes, timings: Mapping[str, object]) -> Response:
 
 
 def server_timing(timings: Mapping[str, object]) -> str:
-    """The header `Server-Timing`: milliseconds in each state that was entered, and in all.
+    """The header `Server-Timing`: milliseconds in the states that matter most, and in all.
 
     Source: W3C, Server Timing, section 3.
     """

@@ -54,7 +54,7 @@ class HeaderLimit:
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             return await self._app(scope, receive, send)
         headers = scope["headers"]
         if len(headers) > self._max_headers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, generate_latest
@@ -28,6 +28,9 @@ _STATE: Final = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 _TOKENS: Final = tuple(float(2**power) for power in range(18))
 
 
+Kind = Literal["counter", "gauge", "histogram"]
+
+
 class Row(Struct, frozen=True):
     """One metric. Counters are shown with `_total` behind their name, as Prometheus wants it.
 
@@ -37,7 +40,7 @@ class Row(Struct, frozen=True):
     """
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Kind
     doc: str
     labels: tuple[str, ...] = ()
     of_engine: bool = False
@@ -71,6 +74,7 @@ METRICS: Final = (
     Row("headrace_prompt_tokens", "counter", "Tokens of prompts, looked up in the prefix cache.", of_engine=True),
     Row("headrace_cached_prompt_tokens", "counter", "Tokens of prompts found in the prefix cache.", of_engine=True),
     Row("headrace_generated_tokens", "counter", "Tokens drawn.", of_engine=True),
+    Row("headrace_drafts", "counter", "Times tokens were guessed ahead for a sequence.", of_engine=True),
     Row("headrace_guessed_tokens", "counter", "Tokens guessed ahead.", of_engine=True),
     Row("headrace_kept_tokens", "counter", "Tokens guessed ahead that were right.", of_engine=True),
     Row("headrace_channel_depth", "gauge", "Messages in a channel.", ("channel",), of_engine=True),
@@ -101,6 +105,18 @@ class Histogram:
             total += count
             buckets.append((bound, float(total)))
         return buckets, self._sum
+
+
+class Translation(Protocol):
+    """The same measurements under other names; see vllm_metrics.py."""
+
+    def on(self, event: Event) -> None:
+        """As slot `observer`."""
+        ...
+
+    def families(self, statistics: EngineStatistics, info: ModelInfo) -> Iterable[Metric]:
+        """The metrics now."""
+        ...
 
 
 Value = float | Histogram
@@ -195,18 +211,6 @@ class Metrics(Collector):
             self._states.setdefault(state, Histogram(_STATE)).observe(seconds)
 
 
-class Translation:
-    """The same measurements under other names; see vllm_metrics.py."""
-
-    def on(self, event: Event) -> None:
-        """As slot `observer`."""
-        raise NotImplementedError
-
-    def families(self, statistics: EngineStatistics, info: ModelInfo) -> Iterable[Metric]:
-        """The metrics now."""
-        raise NotImplementedError
-
-
 def documentation(compat: Iterable[Row]) -> str:
     """The page docs/metrics.md, whole.
 
@@ -271,6 +275,7 @@ def _of_engine(statistics: EngineStatistics) -> Values:
         "headrace_prompt_tokens": statistics.prompt_tokens_total,
         "headrace_cached_prompt_tokens": statistics.cached_tokens_total,
         "headrace_generated_tokens": statistics.generated_tokens_total,
+        "headrace_drafts": statistics.drafts_total,
         "headrace_guessed_tokens": statistics.guessed_tokens_total,
         "headrace_kept_tokens": statistics.kept_tokens_total,
         "headrace_channel_depth": {each.name: each.depth for each in statistics.channels},

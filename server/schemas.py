@@ -13,7 +13,7 @@ from .common_body import INT64_MAX, CommonBody, Extension, Sampling, decode
 from .conversation import Message
 
 if TYPE_CHECKING:
-    from ..core.codec import Codec
+    from ..core.engine import Engine
 
 __all__ = ["ChatBody", "CommonBody", "CompletionBody", "Extension", "Sampling", "decode"]
 
@@ -143,7 +143,7 @@ class CompletionBody(CommonBody, kw_only=True):
         if self.best_of is not None and self.best_of != (self.n or 1):
             yield "best_of"
 
-    async def echoes(self, prompts: Sequence[TextPrompt | TokenPrompt], codec: Codec) -> list[str | None]:
+    async def echoes(self, prompts: Sequence[TextPrompt | TokenPrompt], engine: Engine) -> list[str | None]:
         """What stands before the answer to each of *prompts*; None where nothing does.
 
         Raises:
@@ -152,7 +152,9 @@ class CompletionBody(CommonBody, kw_only=True):
         if not self.echo:
             return [None] * len(prompts)
         return [
-            prompt.text if isinstance(prompt, TextPrompt) else await codec.decode(prompt.token_ids, param="prompt")
+            prompt.text
+            if isinstance(prompt, TextPrompt)
+            else await engine.codec.decode(prompt.token_ids, param="prompt")
             for prompt in prompts
         ]
 

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from ..hooks.config import Line
 from ..hooks.errors import Overloaded
 from ..hooks.protocols import Event, RequestEnded, StepDone, TokensDelivered
-from .metrics import Histogram, Row, Translation, Value, family
+from .metrics import Histogram, Kind, Row, Value, family
 
 if TYPE_CHECKING:
     from ..core.engine import EngineStatistics, ModelInfo
@@ -43,6 +43,8 @@ _BOUNDS: Final[Mapping[str, Sequence[float]]] = {
     "request_prompt_tokens": _LENGTH,
     "request_generation_tokens": _LENGTH,
     "request_max_num_generation_tokens": _LENGTH,
+    "request_params_max_tokens": _LENGTH,
+    "request_params_n": (1, 2, 5, 10, 20),
     "iteration_tokens_total": _STEP,
 }
 
@@ -50,8 +52,8 @@ LABELS: Final = ("model_name", "engine")
 ENGINE: Final = "0"
 
 
-def _row(name: str, kind: str, doc: str, *labels: str) -> Row:
-    return Row(f"vllm:{name}", kind, doc, (*LABELS, *labels), of_engine=True)  # type: ignore[arg-type]
+def _row(name: str, kind: Kind, doc: str, *labels: str) -> Row:
+    return Row(f"vllm:{name}", kind, doc, (*LABELS, *labels), of_engine=True)
 
 
 METRICS: Final = (
@@ -83,8 +85,12 @@ METRICS: Final = (
     _row("prefix_cache_hits", "counter", "`headrace_cached_prompt_tokens_total`."),
     _row("prompt_tokens_cached", "counter", "`headrace_cached_prompt_tokens_total`."),
     _row("admission_rejections", "counter", "Requests refused with 429; the reason is always `overloaded`.", "reason"),
+    _row("spec_decode_num_drafts", "counter", "`headrace_drafts_total`."),
     _row("spec_decode_num_draft_tokens", "counter", "`headrace_guessed_tokens_total`."),
     _row("spec_decode_num_accepted_tokens", "counter", "`headrace_kept_tokens_total`."),
+    _row(
+        "spec_decode_num_accepted_tokens_per_pos", "counter", "How often each guess of a draft was right.", "position"
+    ),
     _row("time_to_first_token_seconds", "histogram", "From the door to the first token."),
     _row("inter_token_latency_seconds", "histogram", "Between two tokens of one choice."),
     _row("request_time_per_output_token_seconds", "histogram", "Time in state decode ÷ tokens of a choice but one."),
@@ -95,13 +101,15 @@ METRICS: Final = (
     _row("request_inference_time_seconds", "histogram", "Time in states prefill, decode and preempted."),
     _row("request_prompt_tokens", "histogram", "Tokens of a request's prompt."),
     _row("request_generation_tokens", "histogram", "Tokens of a request's answer, all choices together."),
+    _row("request_params_max_tokens", "histogram", "`max_tokens` of requests that had one."),
+    _row("request_params_n", "histogram", "`n` of requests."),
     _row("request_max_num_generation_tokens", "histogram", "Tokens of a choice, the mean of a request's choices."),
     _row("iteration_tokens_total", "histogram", "Tokens one step computed."),
 )
 """Every metric of `--metrics-compat vllm`."""
 
 
-class VLLM(Translation):
+class VLLM:
     """An observer that speaks vLLM's names.
 
     Args:
@@ -154,6 +162,10 @@ class VLLM(Translation):
             "prefix_cache_hits": {(): statistics.cached_tokens_total},
             "prompt_tokens_cached": {(): statistics.cached_tokens_total},
             "admission_rejections": {("overloaded",): self._num_refused},
+            "spec_decode_num_drafts": {(): statistics.drafts_total},
+            "spec_decode_num_accepted_tokens_per_pos": {
+                (str(position),): count for position, count in enumerate(statistics.kept_by_position)
+            },
             "spec_decode_num_draft_tokens": {(): statistics.guessed_tokens_total},
             "spec_decode_num_accepted_tokens": {(): statistics.kept_tokens_total},
         }
@@ -162,7 +174,10 @@ class VLLM(Translation):
 def _of_request(event: RequestEnded) -> Iterator[tuple[str, float]]:
     """What a request that ended well adds to the histograms."""
     prefill_s, decode_s = event.states.get("prefill", 0.0), event.states.get("decode", 0.0)
-    tokens_a_choice = event.num_output_tokens / max(1, len(event.finish))
+    tokens_a_choice = event.num_output_tokens / event.n
+    yield "request_params_n", event.n
+    if event.max_tokens is not None:
+        yield "request_params_max_tokens", event.max_tokens
     if event.ttft_s is not None:
         yield "time_to_first_token_seconds", event.ttft_s
     if tokens_a_choice > 1:

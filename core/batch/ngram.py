@@ -123,10 +123,10 @@ class Guesser:
         assert live.lookup is not None
         return live.lookup.guess(live.tokens, min(count, self._num_guesses))
 
-    def judge(self, sampled: Sampled, lives: Mapping[Sequence, Live]) -> int:
-        """Note how the guesses of a step went, and whether they pay; gives the number that was right."""
+    def judge(self, sampled: Sampled, lives: Mapping[Sequence, Live]) -> list[int]:
+        """Note how the guesses of a step went, and whether they pay; gives the number that was right for each row."""
         if not self._num_guesses:
-            return 0
+            return []
         # Of a row's tokens the last one says how many of its guesses were kept.
         kept = {id(row.row): (row.row, row.num_kept) for row in sampled.rows if row.row.num_drafts}
         for row, num_kept in kept.values():
@@ -135,4 +135,4 @@ class Guesser:
                 live.lookup.judge(row.num_drafts, num_kept, len(live.tokens))
         if all(row.row.decode for row in sampled.rows):
             self._payoff.note(bool(kept), len(sampled.rows), sampled.forward_s + sampled.sample_s)
-        return sum(num_kept for _, num_kept in kept.values())
+        return [num_kept for _, num_kept in kept.values()]

@@ -202,7 +202,9 @@ class Planner:
                 self.counters["stale_rows"] += 1
             else:
                 self._take(live, row)
-        self.counters["kept_tokens"] += self._guesser.judge(sampled, self._lives)
+        for num_kept in self._guesser.judge(sampled, self._lives):
+            self.counters["kept_tokens"] += num_kept
+            self.counters.update(f"kept_at_{place}" for place in range(num_kept))
         for live in [live for live in self._running if live.leaving and live.last_step <= self.completed]:
             self._preempt_now(live)
         for live in [live for live in self._ending if live.last_step <= self.completed]:
@@ -258,6 +260,7 @@ class Planner:
             live.blocks += self.pool.allocate(missing)
         if guesses:
             draft.speculate(live, guesses)
+            self.counters["drafts"] += 1
             self.counters["guessed_tokens"] += len(guesses)
         else:
             draft.decode(live)

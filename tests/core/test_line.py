@@ -22,6 +22,8 @@ from headrace.hooks.errors import (
     Unavailable,
 )
 from headrace.hooks.messages import ChatPrompt, TokenPrompt
+from headrace.hooks.protocols import RequestEnded
+from headrace.hooks.settings import Settings
 from tests.fakes import (
     END_ID,
     NAN_ID,
@@ -389,6 +391,22 @@ async def test_every_request_gets_exactly_its_tokens_or_its_error_and_everything
     assert all(inbox.statistics().depth == 0 for inbox in engine._inboxes)
 
 
+async def test_observers_hear_what_a_request_asked_and_why_its_choices_ended(autojump_clock: MockClock) -> None:
+    heard: list[RequestEnded] = []
+
+    class Noting:
+        def on(self, event: object) -> None:
+            heard.extend([event] if isinstance(event, RequestEnded) else [])
+
+    engine = Engine(Settings(), parts=make_parts(), observers=[Noting()])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.run)
+        await engine.ready.wait()
+        await ask(engine, range(3), {"max_tokens": 5, "n": 2, "ignore_eos": True})
+        await engine.drain(1)
+    assert [(event.finish, event.n, event.max_tokens) for event in heard] == [(("length", "length"), 2, 5)]
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_guessing_ahead_changes_no_token(seed: int, autojump_clock: MockClock) -> None:
     rng = random.Random(seed)
@@ -406,6 +424,9 @@ async def test_guessing_ahead_changes_no_token(seed: int, autojump_clock: MockCl
             nursery.start_soon(client, engine, random.Random(1000 * seed + i), humming, 100)
     statistics = engine.statistics()
     assert 0 < statistics.kept_tokens_total < statistics.guessed_tokens_total
+    assert 0 < statistics.drafts_total <= statistics.guessed_tokens_total
+    assert sum(statistics.kept_by_position) == statistics.kept_tokens_total
+    assert statistics.kept_by_position == tuple(sorted(statistics.kept_by_position, reverse=True))
 
 
 async def test_a_text_that_repeats_its_prompt_takes_few_steps(autojump_clock: MockClock) -> None:

@@ -6,7 +6,13 @@ import pytest
 from headrace.hooks.config import Settings, documentation, flags, load, settings
 from headrace.hooks.decode import convert
 
-TEXTS = {"--log-format": "json", "--log-level": "debug", "--memory-headroom": "0.5", "--max-step-tokens": "64", "--metrics-compat": "vllm"}
+TEXTS = {
+    "--log-format": "json",
+    "--log-level": "debug",
+    "--memory-headroom": "0.5",
+    "--max-step-tokens": "64",
+    "--metrics-compat": "vllm",
+}
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 

@@ -217,6 +217,7 @@ class FakeEngine:
             generated_tokens_total=self.num_put,
             guessed_tokens_total=0,
             kept_tokens_total=0,
+            kept_by_position=(0, 0),
         )
 
     async def drain(self, budget_s: float) -> DrainReport:

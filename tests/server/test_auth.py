@@ -254,6 +254,11 @@ def test_keys_of_one_name_must_have_the_same_scopes(monkeypatch):
         build(static_keys, "static-keys", {"keys": entries})
 
 
+def test_a_key_belongs_to_one_name(monkeypatch):
+    with pytest.raises(StartError, match="alice and bob must have different keys"):
+        keys(monkeypatch, alice=("same other", None), bob=("same", None))
+
+
 async def test_a_file_may_hold_the_key(tmp_path):
     (tmp_path / "key").write_text("from-a-file\n")
     auth = build(static_keys, "static-keys", one_key(file=str(tmp_path / "key")))

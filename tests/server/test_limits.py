@@ -206,7 +206,7 @@ async def test_a_request_too_many_is_429_with_seconds_to_wait_and_the_others_go_
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["code"] == "overloaded"
         assert answered == [200, 200]
-        await engine.wait_closed(3)  # A place comes back when the engine has closed the request, not when its client knows.
+        await engine.wait_closed(3)  # A place comes back with the request's close, which its client may precede.
         assert await site.works()
 
 

@@ -17,7 +17,7 @@ from tests.server.wire import post
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "grafana" / "headrace.json").read_text("utf-8"))
-# The names of notes that dashboards and autoscalers are known to read, without those of slots that are not there yet.
+# The names that dashboards and autoscalers are known to read.
 VLLM_NAMES = [
     "num_requests_running",
     "num_requests_waiting",
@@ -33,7 +33,9 @@ VLLM_NAMES = [
     "prefix_cache_hits_total",
     "prompt_tokens_cached_total",
     "admission_rejections_total",
+    "spec_decode_num_drafts_total",
     "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_per_pos_total",
     "spec_decode_num_accepted_tokens_total",
     "time_to_first_token_seconds",
     "inter_token_latency_seconds",
@@ -45,6 +47,8 @@ VLLM_NAMES = [
     "request_inference_time_seconds",
     "request_prompt_tokens",
     "request_generation_tokens",
+    "request_params_max_tokens",
+    "request_params_n",
     "request_max_num_generation_tokens",
     "iteration_tokens_total",
 ]
@@ -62,6 +66,7 @@ def ended(**changes: object) -> RequestEnded:
         "wall_s": 2.5,
         "ttft_s": 0.7,
         "status": 200,
+        "max_tokens": 16,
     }
     return RequestEnded(**{**fields, **changes})
 

@@ -3,9 +3,12 @@
 import json
 from importlib import metadata
 
+import click
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from headrace.server.options import with_settings
 from tests.server.fake_engine import INFO, FakeEngine
 
 HI = [{"role": "user", "content": "w7 #"}]
@@ -88,6 +91,20 @@ async def test_a_model_answers_to_its_aliases_under_its_own_name(client, engine)
     assert (await client.get("/v1/models/default")).json()["id"] == "default"
     assert (await post(client, CHAT, model="gpt-4o", messages=HI))["model"] == "fake"
     await post(client, CHAT, 404, model="gpt-5", messages=HI)
+
+
+@pytest.mark.parametrize("flag", ["--name", "--served-model-name"])
+def test_the_models_name_has_the_flag_of_other_servers_too(flag):
+    names = []
+
+    @click.command()
+    @with_settings("model")
+    def show(loaded):
+        names.append((loaded.settings.model.name, loaded.settings.model.aliases))
+
+    result = CliRunner().invoke(show, [flag, "mine", "--aliases", "gpt-4o,default"])
+    assert result.exit_code == 0, result.output
+    assert names == [("mine", ("gpt-4o", "default"))]
 
 
 # ── what answers tell ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import httpx
 import msgspec
 import trio
 
@@ -64,8 +63,7 @@ def body(prompt: int) -> dict[str, object]:
 
 
 async def text_by_sse(site: Site, prompt: int) -> str:
-    async with httpx.AsyncClient(base_url=site.url, timeout=30, trust_env=False) as client:
-        response = await client.post("/v1/completions", json={**body(prompt), "stream": True})
+    response = await site.client.post("/v1/completions", json={**body(prompt), "stream": True})
     events = [part.removeprefix("data: ") for part in response.text.split("\n\n") if part]
     assert events.pop() == "[DONE]"
     return "".join(json.loads(event)["choices"][0]["text"] for event in events)
