@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import structlog
 import trio
@@ -20,10 +21,10 @@ from ..hooks.decode import Use
 from ..hooks.errors import ConfigError, MemoryPlanError, ModelError
 from ..hooks.origins import Where
 from ..hooks.program import Checkpoint, Linear, Program
-from ..hooks.protocols import Architecture, Attention, Context, Executor, Quantizer, SamplingContext
+from ..hooks.protocols import Architecture, Context, Executor, SamplingContext
 from ..hooks.registry import Registry
 from ..hooks.settings import Settings
-from ..hooks.stack import freeze
+from ..hooks.stack import Stack, freeze
 from .batch.planner import Limits
 from .compute import Activity, Compute, Runner, watch
 from .kv.blocks import BlockPool
@@ -65,52 +66,14 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
         StartError: what is wrong, for the operator.
     """
     opened = open_model(settings, progress, where)
-    registry, context, checkpoint = opened.registry, opened.context, opened.checkpoint
-    tokenizer = registry.build("tokenizer", settings.model.tokenizer, context, where("model.tokenizer"))
-    context.tokenizer = tokenizer.component
-    template = registry.build("chat_template", settings.model.chat_template, context, where("model.chat_template"))
-    num_slots = settings.line.max_running + settings.line.max_waiting
-    context.sampling = SamplingContext(vocab_size=opened.program.vocab_size, num_slots=num_slots)
-    chain, sampler = build_sampling(registry, settings.sampling, context, where("sampling"))
-    stack = freeze(
-        tokenizer=tokenizer,
-        chat_template=template,
-        policy=registry.build("scheduler_policy", settings.line.policy, context, where("line.policy")),
-        chain=chain,
-        sampler=sampler,
-        observers=tuple(
-            registry.build("observer", use, context, where("observers") / index)
-            for index, use in enumerate(settings.observers)
-        ),
-    )
-    quantizer: Quantizer = registry.build(
-        "quantizer", settings.model.quantizer, context, where("model.quantizer")
-    ).component
-    attention: Attention = registry.build(
-        "attention", settings.model.attention, context, where("model.attention")
-    ).component
-    model = load(
-        checkpoint.artifact,
-        checkpoint,
-        opened.architecture,
-        quantizer,
-        attention,
-        num_blocks=opened.memory.num_blocks + 1,
-        block_size=opened.memory.block_size,
-        progress=progress,
-    )
-    checkpoint.close()
+    checkpoint, line = opened.checkpoint, settings.line
+    num_slots = line.max_running + line.max_waiting
+    stack = _build_stack(opened, settings, num_slots, where)
+    tokenizer = stack.tokenizer.component
     activity = Activity()
-    sampling = SamplingState(
-        num_slots=num_slots,
-        vocab_size=opened.program.vocab_size,
-        chain=[group for _, group in stack.chain],
-        sampler=stack.sampler,
-        on_call=activity.enter,
-    )
-    runner = Runner(model, sampling, block_size=opened.memory.block_size, activity=activity)
-    threads = settings.model.threads or len(os.sched_getaffinity(0))
-    line = settings.line
+    runner = _build_runner(opened, settings, stack, num_slots, activity, progress, where)
+    defaults = _defaults(settings, checkpoint)
+    checkpoint.close()
     return Parts(
         info=ModelInfo(
             name=settings.model.name or checkpoint.artifact.name,
@@ -132,10 +95,10 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
             num_guesses=line.guesses,
             park_timeout_s=line.park_timeout_s,
         ),
-        executor=_on_thread(runner, threads),
-        end_ids=context.tokenizer.end_ids,
-        max_token_bytes=max(len(context.tokenizer.token_bytes(i)) for i in range(context.tokenizer.num_tokens)),
-        defaults=_defaults(settings, checkpoint),
+        executor=_on_thread(runner, settings.model.threads or len(os.sched_getaffinity(0))),
+        end_ids=tokenizer.end_ids,
+        max_token_bytes=max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.num_tokens)),
+        defaults=defaults,
         off_loop=partial(trio.to_thread.run_sync, limiter=trio.CapacityLimiter(2)),
         codec_off_loop=partial(trio.to_thread.run_sync, limiter=trio.CapacityLimiter(1)),
         watch=partial(
@@ -147,6 +110,61 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
         ),
         report=opened.memory.describe(),
     )
+
+
+def _build_stack(opened: Opened, settings: Settings, num_slots: int, where: WhereOf) -> Stack:
+    """What stands between a request and its tokens. Later parts find the earlier ones in the context."""
+    registry, context = opened.registry, opened.context
+    tokenizer = registry.build("tokenizer", settings.model.tokenizer, context, where("model.tokenizer"))
+    context.tokenizer = tokenizer.component
+    template = registry.build("chat_template", settings.model.chat_template, context, where("model.chat_template"))
+    context.sampling = SamplingContext(vocab_size=opened.program.vocab_size, num_slots=num_slots)
+    chain, sampler = build_sampling(registry, settings.sampling, context, where("sampling"))
+    return freeze(
+        tokenizer=tokenizer,
+        chat_template=template,
+        policy=registry.build("scheduler_policy", settings.line.policy, context, where("line.policy")),
+        chain=chain,
+        sampler=sampler,
+        observers=tuple(
+            registry.build("observer", use, context, where("observers") / index)
+            for index, use in enumerate(settings.observers)
+        ),
+    )
+
+
+def _build_runner(
+    opened: Opened,
+    settings: Settings,
+    stack: Stack,
+    num_slots: int,
+    activity: Activity,
+    progress: Progress,
+    where: WhereOf,
+) -> Runner:
+    """The model with its weights and KV cache, and the sampling state beside it."""
+
+    def component(slot: str, use: Use, key: str) -> Any:
+        return opened.registry.build(slot, use, opened.context, where(key)).component
+
+    model = load(
+        opened.checkpoint.artifact,
+        opened.checkpoint,
+        opened.architecture,
+        component("quantizer", settings.model.quantizer, "model.quantizer"),
+        component("attention", settings.model.attention, "model.attention"),
+        num_blocks=opened.memory.num_blocks + 1,
+        block_size=opened.memory.block_size,
+        progress=progress,
+    )
+    sampling = SamplingState(
+        num_slots=num_slots,
+        vocab_size=opened.program.vocab_size,
+        chain=[group for _, group in stack.chain],
+        sampler=stack.sampler,
+        on_call=activity.enter,
+    )
+    return Runner(model, sampling, block_size=opened.memory.block_size, activity=activity)
 
 
 def open_model(settings: Settings, progress: Progress, where: WhereOf = no_origin) -> Opened:

@@ -5,6 +5,7 @@ Receives deltas, gives bytes. Most chunks carry nothing but text, so their const
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import isfinite
 from typing import Any, ClassVar, Final
@@ -76,7 +77,7 @@ class Tally:
         return Usage(prompt=self.prompt, completion=self.completion, cached=self.cached)
 
 
-class Format:
+class Format(ABC):
     """Common to both kinds of completions; one instance a request.
 
     Args:
@@ -210,14 +211,17 @@ class Format:
         """Further fields of a whole answer, beside its choices."""
         return {}
 
+    @abstractmethod
     def _chunk_text(self, text: str, *, first: bool) -> JSON:
-        raise NotImplementedError
+        """What a chunk says in text."""
 
+    @abstractmethod
     def _whole_text(self, text: str) -> JSON:
-        raise NotImplementedError
+        """What a whole answer says in text."""
 
+    @abstractmethod
     def _listed(self, ids: list[int], logprobs: list[TokenLogprobs], choice: int, *, first: bool) -> JSON:
-        raise NotImplementedError
+        """The log-probabilities of some tokens."""
 
 
 def usage_object(usage: Usage) -> JSON:
