@@ -67,6 +67,7 @@ class Runner:
         try:
             self._activity.enter()
             self._sampling.apply_ops(step.slot_ops)
+            self._activity.enter()  # Processors were asked to admit: what follows is not theirs.
             if step.block_copies:
                 copies = step.block_copies.tolist()
                 self._model.copy_blocks(list(zip(copies[::2], copies[1::2], strict=True)))

@@ -25,7 +25,7 @@ class Control:
 
     def tell(self, request: Request, kind: type[Cancel] | type[Park] | type[Resume]) -> None:
         """Have `schedule` look at *request*, unless it will anyway or has done with it."""
-        if request.retired or request.control_pending:
+        if request.retired or request.control_pending or not self._credits.holds(request):
             return
         request.control_pending = True
         # With the line down there is nobody to tell, and the request has been told.
@@ -45,6 +45,3 @@ class Control:
             self._retired.add(request)
         else:
             self._credits.release(request)
-
-    def close(self) -> None:
-        self._schedule.close()

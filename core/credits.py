@@ -32,6 +32,8 @@ class Credits:
         self.num_tokens = 0
         self._holders: set[Request] = set()
         self._releases: deque[float] = deque(maxlen=64)
+        self._queue: deque[Request] = deque()
+        """Who waits for room, in the order of arrival; nobody is let in past them."""
         self._waiting = trio.lowlevel.ParkingLot()
 
     def __len__(self) -> int:
@@ -46,14 +48,28 @@ class Credits:
         )
 
     async def wait_for_room(self, request: Request) -> None:
-        """Wait until there may be room, as long as the request allows."""
-        with trio.move_on_after(request.patience_s):
-            while not self.has_room(request):
-                await self._waiting.park()
+        """Wait for a credit and take it, as long as the request allows. Ends early when it is no longer wanted."""
+        self._queue.append(request)
+        try:
+            with trio.move_on_at(min(request.deadline, trio.current_time() + request.patience_s)):
+                while not request.cancelled and not self.take(request):
+                    await self._waiting.park()
+        finally:
+            self._queue.remove(request)
+            self.wake()
+
+    def wake(self) -> None:
+        """Have those who wait look again at what became of them."""
+        self._waiting.unpark_all()
+
+    def holds(self, request: Request) -> bool:
+        return request in self._holders
 
     def take(self, request: Request) -> bool:
-        """Take a credit for *request*; False when there is none."""
-        if not self.has_room(request):
+        """Take a credit for *request*, or keep the one it has; False when there is none, or others wait for one."""
+        if request in self._holders:
+            return True
+        if (self._queue and self._queue[0] is not request) or not self.has_room(request):
             return False
         self._holders.add(request)
         request.credit_tokens = guess_tokens(request)
@@ -76,7 +92,7 @@ class Credits:
         self.num_tokens -= request.credit_tokens
         request.retired = True
         self._releases.append(trio.current_time())
-        self._waiting.unpark_all()
+        self.wake()
 
     def refusal(self) -> Overloaded:
         """What to tell a request that found no room."""

@@ -52,15 +52,13 @@ from .ingress import ingress
 from .mailbox import Mailbox
 from .parts import DrainReport, EngineStatistics, ModelInfo, Parts, Progress, quiet
 from .sample import sample
-from .schedule import Heard, schedule
+from .schedule import MAX_INFLIGHT, Heard, schedule
 from .stream import stream
 from .timeline import Timeline
 from .tokenize import tokenize
 
 TOKENIZE_WORKERS = 2
 TOKENIZE_RESTARTS = 5
-STEPS_IN_FLIGHT = 2
-
 __all__ = ["DrainReport", "Engine", "EngineStatistics", "ModelInfo", "Parts", "Progress", "plan_memory", "quiet"]
 
 log = structlog.get_logger()
@@ -130,6 +128,8 @@ class Engine:
         )
 
     async def _run_line(self, parts: Parts) -> None:
+        if self.state == "draining":
+            return
         self._open(parts)
         with parts.executor as executor:
             async with trio.open_nursery() as around:
@@ -150,10 +150,10 @@ class Engine:
         self._observers += [bound.component for bound in parts.stack.observers]
         self._ingress, self._to_ingress = _channel(self, "ingress", num_places, Request)
         self._tokenize, self._to_tokenize = _channel(self, "tokenize", num_places, Request)
-        self._schedule, self._to_schedule = _channel(self, "schedule", 3 * num_places + STEPS_IN_FLIGHT + 1, Heard)
-        self._forward, self._to_forward = _channel(self, "forward", STEPS_IN_FLIGHT, Step)
-        self._sample, self._to_sample = _channel(self, "sample", STEPS_IN_FLIGHT, Logits)
-        self._stream, self._to_stream = _channel(self, "stream", STEPS_IN_FLIGHT, Sampled)
+        self._schedule, self._to_schedule = _channel(self, "schedule", 3 * num_places + MAX_INFLIGHT + 1, Heard)
+        self._forward, self._to_forward = _channel(self, "forward", MAX_INFLIGHT, Step)
+        self._sample, self._to_sample = _channel(self, "sample", MAX_INFLIGHT, Logits)
+        self._stream, self._to_stream = _channel(self, "stream", MAX_INFLIGHT, Sampled)
         pool_tokens = parts.pool.num_blocks * parts.pool.block_size
         self._credits = Credits(
             max_sequences=num_places,
@@ -204,6 +204,7 @@ class Engine:
                         credits=self._credits,
                         max_model_len=parts.limits.max_model_len,
                         max_token_bytes=parts.max_token_bytes,
+                        vocab_size=parts.info.vocab_size,
                         workers=TOKENIZE_WORKERS,
                         off_loop=parts.off_loop,
                     )
@@ -235,6 +236,8 @@ class Engine:
             request.mailbox.put(Delta(error=error))
             if self.info is not None:
                 self._control.tell(request, Cancel)
+        if self.info is not None:
+            self._credits.wake()
 
     # ── the life of a request ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -303,12 +306,20 @@ class Engine:
         self._require_ready()
         if request.patience_s > 0:
             await self._credits.wait_for_room(request)
-            self._require_ready()
+            try:
+                self._require_ready()
+            except Unavailable:
+                self._credits.release(request)
+                raise
+            if trio.current_time() >= request.deadline:
+                self._credits.release(request)
+                raise TimedOut("no place in the line came free within the request's own time")
         mailbox = request.mailbox
         mailbox.attach(partial(self._control.tell, request))
         try:
             self._to_ingress.send_nowait(request)
         except trio.WouldBlock:
+            self._credits.release(request)
             request.retired = True
             raise self._credits.refusal() from None
         except (trio.BrokenResourceError, trio.ClosedResourceError):

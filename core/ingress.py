@@ -16,6 +16,7 @@ async def ingress(inbox: Inbox[Request], tokenize: Outbox[Request], *, credits: 
     with inbox, tokenize:
         async for request in inbox:
             if request.cancelled:
+                credits.release(request)
                 request.retired = True
             elif credits.take(request):
                 tokenize.send_nowait(request)

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,8 +77,11 @@ def run(engine: Engine, progress: Progress | None = None) -> Iterator[LLM]:
     try:
         yield llm
     finally:
-        llm._call(engine.drain, DRAIN_S)
+        with suppress(Unavailable):
+            llm._call(engine.drain, DRAIN_S)
         thread.join()
+        if llm._result is not None:
+            llm._result.unwrap()
 
 
 class LLM:

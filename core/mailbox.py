@@ -36,15 +36,21 @@ class Mailbox:
     Args:
         max_deltas: deltas kept apart; when there is one more, the request is parked.
         num_choices: choices that must finish before the mailbox has ended.
+        clock: seconds.
     """
 
-    def __init__(self, *, max_deltas: int, num_choices: int = 1) -> None:
+    def __init__(
+        self, *, max_deltas: int, num_choices: int = 1, clock: Callable[[], float] = trio.current_time
+    ) -> None:
+        self._clock = clock
         self._max_deltas = max_deltas
         self._unfinished = num_choices
         self._deltas: deque[Delta] = deque()
         self._pending: dict[int, Delta] = {}
         self._tell: Tell | None = None
         self._reader = trio.lowlevel.ParkingLot()
+        self.last_read = -float("inf")
+        """When the reader took a delta last, in `trio.current_time()`."""
         self.closed = False
         self.failed = False
         self.parked = False
@@ -69,6 +75,8 @@ class Mailbox:
             self._deltas.append(delta)
         else:
             pending = self._pending.get(delta.choice)
+            if delta.error is not None:
+                self._pending.pop(delta.choice, None)  # An error is the last that the reader hears.
             self._pending[delta.choice] = merge(pending, delta) if pending else delta
             self._park()
         if delta.error is not None:
@@ -87,6 +95,7 @@ class Mailbox:
             delta = self._pending.pop(next(iter(self._pending)))
         else:
             return None
+        self.last_read = self._clock()
         if self.parked and not self._pending and len(self._deltas) <= self._max_deltas // 2:
             self.parked = False
             if self._tell is not None:

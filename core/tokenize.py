@@ -39,6 +39,7 @@ async def tokenize(
     credits: Credits,
     max_model_len: int,
     max_token_bytes: int,
+    vocab_size: int,
     workers: int,
     off_loop: OffLoop,
 ) -> None:
@@ -47,6 +48,7 @@ async def tokenize(
     Args:
         max_model_len: tokens of prompt and answer together.
         max_token_bytes: bytes of the longest token; a longer text than their product is refused unread.
+        vocab_size: rows of the embedding, which a tokenizer may exceed.
         off_loop: runs a function in a worker thread.
     """
 
@@ -61,18 +63,16 @@ async def tokenize(
                         request, tokenizer, template, off_loop, max_model_len * max_token_bytes
                     )
                     _check_length(len(token_ids), max_model_len)
+                    _check_ids(token_ids, vocab_size)
                 except RequestError as error:
                     _refuse(request, error, credits)
-                except Exception as error:
+                except (trio.Cancelled, KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException as error:  # A panic in Rust is no Exception.
                     log.exception("tokenizing failed", request=request.id)
                     _refuse(request, RequestFailed(f"the prompt could not be tokenized: {error!r}"), credits)
                 else:
-                    credits.settle(request, len(token_ids))
-                    request.num_prompt_tokens = len(token_ids)
-                    if request.params.return_token_ids or request.params.prompt_logprobs is not None:
-                        request.prompt_ids = token_ids[:]  # The scheduler's grows.
-                    request.timeline.enter("queued")
-                    schedule.send_nowait(Prompt(request=request, token_ids=token_ids))
+                    _hand_on(request, token_ids, credits, schedule)
 
     with inbox, schedule:
         async with trio.open_nursery() as nursery:
@@ -93,10 +93,9 @@ async def _token_ids(
             timeline.enter("tokenize")
             ids = await off_loop(lambda: tokenizer.encode(text, parse_special=parse_special, add_special=True))
         case ChatPrompt() as chat:
-            for message in chat.messages:
-                check_bytes(str(message.get("content") or ""), max_bytes)
             timeline.enter("template")
             rendered = await off_loop(lambda: template.render(chat))
+            check_bytes(rendered.text, max_bytes)
             timeline.enter("tokenize")
             ids = await off_loop(lambda: tokenizer.encode_rendered(rendered))
     return ids
@@ -122,6 +121,27 @@ def _check_length(num_tokens: int, max_model_len: int) -> None:
             f"the prompt must leave room for one token in the model's context of {max_model_len} tokens, "
             f"found {num_tokens} tokens of prompt; shorten it"
         )
+
+
+def _check_ids(token_ids: array[int], vocab_size: int) -> None:
+    largest = max(token_ids)
+    if largest >= vocab_size:
+        raise BadRequest(
+            f"the prompt has token {largest}, which the tokenizer knows and the model does not: its tokens must be "
+            f"below {vocab_size}; leave that text out"
+        )
+
+
+def _hand_on(request: Request, token_ids: array[int], credits: Credits, schedule: Outbox[Prompt]) -> None:
+    if request.cancelled:  # While it was tokenized; `schedule` may be gone too.
+        credits.release(request)
+        return
+    credits.settle(request, len(token_ids))
+    request.num_prompt_tokens = len(token_ids)
+    if request.params.return_token_ids or request.params.prompt_logprobs is not None:
+        request.prompt_ids = token_ids[:]  # The scheduler's grows.
+    request.timeline.enter("queued")
+    schedule.send_nowait(Prompt(request=request, token_ids=token_ids))
 
 
 def _refuse(request: Request, error: RequestError, credits: Credits) -> None:

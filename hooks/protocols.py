@@ -28,6 +28,11 @@ class Mailbox(Protocol):
     """The bounded end of a request's line. Written by `stream`, read by whoever answers the client."""
 
     @property
+    def last_read(self) -> float:
+        """When the reader took a delta last, in `trio.current_time()`; -inf before."""
+        ...
+
+    @property
     def closed(self) -> bool:
         """The reader has gone: the request is cancelled."""
         ...

@@ -129,7 +129,7 @@ class Planner:
 
     def next_timeout(self) -> float:
         """When a parked request will have waited too long; `inf` when none is parked."""
-        return min(self._parked.values(), default=math.inf) + self.limits.park_timeout_s
+        return min(map(self._expires, self._parked), default=math.inf)
 
     # ── what is told from outside ─────────────────────────────────────────────────────────────────────────────────
 
@@ -173,9 +173,8 @@ class Planner:
 
     def expire(self) -> list[Request]:
         """End the requests that were parked too long, and name them."""
-        # The same sum as in `next_timeout`: rounded otherwise, the deadline could pass without anything expiring.
         now = self._clock()
-        expired = [request for request, since in self._parked.items() if since + self.limits.park_timeout_s <= now]
+        expired = [request for request in self._parked if self._expires(request) <= now]
         for request in expired:
             self.fail(
                 request,
@@ -185,6 +184,9 @@ class Planner:
                 ),
             )
         return expired
+
+    def _expires(self, request: Request) -> float:
+        return max(self._parked[request], request.mailbox.last_read) + self.limits.park_timeout_s
 
     def fail(self, request: Request, error: RequestError) -> None:
         """End *request* with *error*."""
@@ -230,29 +232,30 @@ class Planner:
         if len(candidates) > self.limits.max_running:
             # Who waited longest since its last step goes first, so that all get their turn.
             candidates.sort(key=lambda live: live.last_step)
+            del candidates[self.limits.max_running :]
         prefills, guessing = [], []
         guess = self._guesser.wanted()
         for live in candidates:
             if live.todo > 1:
                 prefills.append(live)
-            elif guess and live.lookup is not None:
+            elif guess and live.lookup is not None and not live.siblings:
                 guessing.append(live)
             elif self._has_place(draft) and self._still_runs(live) and self._make_room(live, draft):
                 draft.decode(live)
                 self._planned(live, draft)
-        for live in guessing:
+        for place, live in enumerate(guessing, 1):
             if self._has_place(draft) and self._still_runs(live) and self._make_room(live, draft):
-                self._speculate(live, draft)
+                self._speculate(live, draft, kept=len(guessing) - place + len(prefills) + bool(self._waiting))
                 self._planned(live, draft)
         for live in prefills:
             if self._has_place(draft) and self._still_runs(live):
                 draft.prefill(live, self._chunk(live, draft))
                 self._planned(live, draft)
 
-    def _speculate(self, live: Live, draft: Draft) -> None:
+    def _speculate(self, live: Live, draft: Draft, *, kept: int) -> None:
         """Plan the next token of *live*, and as many guesses as there is room for without taking it from anybody."""
         left = live.max_tokens - live.num_outputs - 1
-        guesses = self._guesser.guess(live, min(left, self._budget(draft) - 1))
+        guesses = self._guesser.guess(live, max(0, min(left, self._budget(draft) - 1 - kept)))
         missing = self._blocks_for(live.num_computed + 1 + len(guesses)) - len(live.blocks)
         if missing > self.pool.num_free:
             guesses = guesses[: len(live.blocks) * self.pool.block_size - live.num_computed - 1]
@@ -489,8 +492,8 @@ class Planner:
         if row.token_id >= 0:
             live.tokens.append(row.token_id)
             self._guesser.extend(live)
-            self.counters["generated_tokens"] += 1
-            if len(live.tokens) == live.num_prompt + 1:
+            self.counters["generated_tokens"] += not live.sequence.unwanted
+            if not row.row.decode:
                 self._note_state(live.request)
         if row.finish is not None or live.sequence.unwanted:
             self._growth.ended(len(live.tokens) - live.num_prompt)
@@ -541,7 +544,7 @@ class Planner:
             return
         if request in self._parked:
             state = "parked"
-        elif any(live.running and live.num_outputs > live.num_inflight for live in lives):
+        elif any(live.running and live.todo <= 1 and live.num_outputs > live.num_inflight for live in lives):
             state = "decode"
         elif any(live.running for live in lives):
             state = "prefill"

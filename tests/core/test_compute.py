@@ -4,6 +4,7 @@ import random
 import threading
 from array import array
 
+import msgspec
 import pytest
 import torch
 import trio
@@ -239,3 +240,48 @@ def test_a_step_planned_for_a_row_that_failed_runs_and_harms_nobody() -> None:
     )
     run(planned_ahead)
     assert model.batches[0].token_ids.tolist() == [0]
+
+
+def test_the_models_step_is_not_blamed_on_a_processor_that_was_asked_to_admit() -> None:
+    activity, seen = Activity(), list[str]()
+
+    class Watched(Echo):
+        def forward(self, batch: Batch) -> torch.Tensor:
+            seen.append(activity.who)
+            return super().forward(batch)
+
+    class Idle:
+        phase = "truncate"
+
+        def admit(self, slot: int, params: object, admitted: Admit) -> bool:
+            return False
+
+        def apply(self, logits: torch.Tensor, rows: object) -> torch.Tensor:
+            return logits
+
+    sampling = SamplingState(
+        num_slots=4,
+        vocab_size=10,
+        chain=[[bound("idle", Idle())]],
+        sampler=bound("none", object()),
+        on_call=activity.enter,
+    )
+    run = Runner(Watched(), sampling, block_size=4, activity=activity)
+    run(
+        step(
+            0,
+            slot_ops=(msgspec.structs.replace(admit(0, [5]), chain=(None,)),),
+            tokens=array("i", [5]),
+            positions=array("i", [0]),
+            slots=array("i", [0]),
+            seq_lens=array("i", [1]),
+            cu_tokens=array("i", [0, 1]),
+            cu_blocks=array("i", [0, 1]),
+            block_tables=array("i", [1]),
+            sample_rows=array("i", [0]),
+            sample_slots=array("i", [0]),
+            sample_positions=array("i", [0]),
+            sample_drafts=array("i", [-1]),
+        )
+    )
+    assert seen == [MODEL]

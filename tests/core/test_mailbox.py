@@ -8,7 +8,7 @@ from headrace.hooks.messages import Cancel, Delta, FinishReason, Park, Resume
 
 
 def mailbox(max_deltas: int = 4, num_choices: int = 1) -> tuple[Mailbox, list[type]]:
-    box, told = Mailbox(max_deltas=max_deltas, num_choices=num_choices), []
+    box, told = Mailbox(max_deltas=max_deltas, num_choices=num_choices, clock=lambda: 0.0), []
     box.attach(told.append)
     return box, told
 

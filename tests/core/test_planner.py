@@ -40,7 +40,7 @@ class Desk:
             prompt=TokenPrompt(token_ids=()),
             params=SamplingParams(**params),  # type: ignore[arg-type]
             chain=(),
-            mailbox=Mailbox(max_deltas=4),
+            mailbox=Mailbox(max_deltas=4, clock=lambda: self.now),
             timeline=Timeline(lambda: self.now),
             arrival=self.now,
             lookahead=lookahead,
