@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 
@@ -13,6 +14,8 @@ from ..hooks.errors import BadRequest
 from ..hooks.messages import ChatPrompt, TextPrompt, TokenPrompt
 from ..hooks.params import ALIASES, SamplingParams
 from ..hooks.stack import Stack
+
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 
 
 def settle(asked: Mapping[str, object], extra: Mapping[str, Mapping[str, object]]) -> SamplingParams:
@@ -56,7 +59,10 @@ def _aliased(extra: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
 
 
 def _bad_params(error: msgspec.ValidationError, asked: Mapping[str, object]) -> BadRequest:
-    message, _, path = str(error).partition(" - at `$")
-    param = path.strip(".`").replace("[...]", "")
-    shown = f", got {asked[param]!r}" if param in asked else ""
-    return BadRequest(f"{param or 'parameters'}: {message[0].lower()}{message[1:]}{shown}", param=param or None)
+    message = str(error)
+    place = _PLACE.search(message)
+    param = place["path"].replace("[...]", "") if place else ""
+    reason = message[: place.start()] if place else message
+    shown = repr(asked[param]) if param in asked and ", got" not in reason else ""
+    found = f", got {shown[:80]}" if shown else ""
+    return BadRequest(f"{param or 'parameters'}: {reason[0].lower()}{reason[1:]}{found}", param=param or None)

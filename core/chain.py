@@ -74,7 +74,7 @@ class Processor:
         try:
             if params is not None and self._bound.component.admit(op.slot, params, op):
                 self.slots.add(op.slot)
-        except Exception as error:
+        except BaseException as error:  # Here no cancellation arrives; a plugin may raise anything.
             return failure("logits processor", self._bound, error)
         return None
 
@@ -88,11 +88,12 @@ class Processor:
         if not rows:
             return
         part, index = select(drawing.logits, rows)
+        shape = part.shape
         self._on_call(self._who)
         try:
             result = self._bound.component.apply(part, drawing.rows(rows))
-            check(result, part.shape, torch.float32)
-        except Exception as error:
+            check(result, shape, torch.float32)
+        except BaseException as error:  # Here no cancellation arrives; a plugin may raise anything.
             drawing.errors.update({row: failure("logits processor", self._bound, error) for row in rows})
             return
         if index is not None:
@@ -131,7 +132,7 @@ def who(kind: str, bound: Bound) -> str:
     return f"{kind} {bound.name} of plugin {bound.plugin}"
 
 
-def failure(kind: str, bound: Bound, error: Exception) -> RequestError:
+def failure(kind: str, bound: Bound, error: BaseException) -> RequestError:
     """What the client of one row is told when a plugin failed. Refusing on purpose stays a refusal."""
     if isinstance(error, BadRequest):
         return error

@@ -48,10 +48,6 @@ class Activity:
     def leave(self) -> None:
         self.since = None
 
-    def busy_s(self) -> float:
-        since = self.since
-        return 0.0 if since is None else monotonic() - since
-
 
 class Runner:
     """Runs one step: slot operations, block copies, forward, draw."""
@@ -214,9 +210,15 @@ async def watch(activity: Activity, *, warn_s: float, stall_s: float, forward_st
         TimeoutError: the call has not returned; it cannot be interrupted.
     """
     warned: float | None = None
+    woke, awake = monotonic(), 0.0
     while True:
         await trio.sleep(warn_s / 4)
-        busy_s, since, who = activity.busy_s(), activity.since, activity.who
+        now = monotonic()
+        if now - woke > warn_s:
+            awake = now  # The whole process stood still: that time is nobody's.
+        woke = now
+        since, who = activity.since, activity.who
+        busy_s = 0.0 if since is None else now - max(since, awake)
         limit_s = forward_stall_s if who == MODEL else stall_s
         if busy_s > limit_s:
             raise TimeoutError(f"{who} has kept the compute thread for {busy_s:.1f} s, longer than {limit_s:g} s")

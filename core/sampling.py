@@ -200,7 +200,7 @@ class SamplingState:
                 logits, torch.from_numpy(numbers).to(logits.device), drawing.rows(rows)
             )
             check(ids, [len(rows)], torch.int64)
-        except Exception as error:
+        except BaseException as error:  # As in `Processor.apply`.
             drawing.errors.update({row: failure("sampler", self._sampler, error) for row in rows})
             return {}
         inside = ids.clamp(0, self._vocab_size - 1)

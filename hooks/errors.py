@@ -57,6 +57,17 @@ class MemoryPlanError(StartError):
     """Weights, one step and the smallest useful KV cache do not fit into the memory that may be used."""
 
 
+MAX_MESSAGE = 2000
+
+
+def _presentable(message: str) -> str:
+    """*message* as it can be sent and logged: of bounded length, for it may quote a client, and without surrogates."""
+    if len(message) > MAX_MESSAGE:
+        half = MAX_MESSAGE // 2
+        message = f"{message[:half]} … {message[-half:]}"
+    return message.encode("utf-8", "replace").decode()
+
+
 class RequestError(HeadraceError):
     """One request ends with this.
 
@@ -81,7 +92,7 @@ class RequestError(HeadraceError):
         retry_after_s: float | None = None,
         plugin: str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(_presentable(message))
         self.code = code or type(self).code
         self.param = param
         self.retry_after_s = retry_after_s

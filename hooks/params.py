@@ -40,7 +40,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Keep the smallest set of likeliest tokens whose probabilities reach this sum."""
     min_p: Probability = 0.0
     """Keep tokens at least this likely, relative to the likeliest."""
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] = 1.0
     """Divides positive and multiplies negative logits of tokens seen in prompt or output."""
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     """Subtracted once from tokens in the output."""

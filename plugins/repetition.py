@@ -19,7 +19,7 @@ headrace_api = 1
 
 
 class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    penalty: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    penalty: Annotated[float, Meta(ge=0.01, le=10)] = 1.0
     """Divides positive and multiplies negative logits of tokens seen in prompt or output."""
 
 

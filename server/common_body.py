@@ -57,8 +57,8 @@ class Extension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     logits: dict[str, dict[str, Any]] = field(default_factory=dict)
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
     patience_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
-    timeout_s: Annotated[float, Meta(gt=0)] | None = None
-    timeout_ms: Annotated[int, Meta(gt=0)] | None = None
+    timeout_s: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    timeout_ms: Annotated[int, Meta(gt=0, le=10**9)] | None = None
 
 
 class Sampling(Struct, kw_only=True):

@@ -43,6 +43,7 @@ from ..hooks.errors import StartError
 from .ws_hardening import PING_S, PlainHandshake, SafeWSStream
 
 HYPERCORN: Final = "0.18.0"
+READ_BYTES: Final = 64 * 1024
 
 
 class WriteLimit:
@@ -149,10 +150,29 @@ class SafeTCPServer(hypercorn.trio.tcp_server.TCPServer):
                 raise others from None
 
     async def _read_data(self) -> None:
-        await super()._read_data()
+        """Read until the client has no more to say, and see that too while a pipelined request waits for its turn."""
+        to_feed, chunks = trio.open_memory_channel[bytes](1)
+
+        async def feed() -> None:
+            async for data in chunks:
+                await self.protocol.handle(RawData(data))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(feed)
+            while data := await self._receive():
+                await to_feed.send(data)
+            nursery.cancel_scope.cancel()
+        await self.protocol.handle(Closed())
         # Nothing more will come, so there is no next request to wait for until the idle timeout.
         self._at_end = True
         await self.idle_task.stop()
+
+    async def _receive(self) -> bytes:
+        """What comes next; empty at the end, however it came."""
+        try:
+            return bytes(await self.stream.receive_some(READ_BYTES))
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            return b""
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, Updated) and self._at_end:

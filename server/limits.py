@@ -6,7 +6,9 @@ Bodies are bounded in middleware.py, writes in hardening.py, and requests and to
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Annotated, Final
 
 import hypercorn.trio.run
@@ -28,8 +30,9 @@ TIMEOUT_HEADER: Final = "x-request-timeout-ms"
 DRAIN_BYTES: Final = 64 * 1024**2
 DRAIN_S: Final = 5.0
 
-_STRINGS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-_AS_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
+# The closing quote may be missing: else each quote of an unclosed string would scan to the end again.
+_STRINGS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_AS_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -113,15 +116,10 @@ def check_nesting(body: bytes, max_nesting: int = MAX_NESTING) -> None:
     """
     if sum(map(body.count, (b"[", b"{"))) <= max_nesting:
         return
-    # Strings go, then everything but brackets; each pass then removes the innermost ones.
-    brackets = _STRINGS.sub(b"", body).translate(_AS_SQUARE, _NO_BRACKETS)
-    too_deep = b"[" * (max_nesting + 1)
-    for _ in range(max_nesting):
-        if not brackets or too_deep in brackets:
-            break
-        brackets = brackets.replace(b"[]", b"")
-    if brackets:
-        raise BadRequest(f"the body must be JSON nested at most {max_nesting} deep, with a bracket for each bracket")
+    # Strings go, then everything but brackets; each of these is a step up or down. Decoding finds those without a pair.
+    steps = array("b", _STRINGS.sub(b"", body).translate(None, _NO_BRACKETS).translate(_AS_STEPS))
+    if max(accumulate(steps), default=0) > max_nesting:
+        raise BadRequest(f"the body must be JSON nested at most {max_nesting} deep")
 
 
 def timeout_s(headers: Mapping[str, str], asked_s: float | None, asked_ms: int | None) -> float | None:

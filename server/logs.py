@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from typing import Any, Literal
+from contextlib import suppress
+from typing import Any, Literal, TextIO, cast
 
 import hypercorn.config
 import hypercorn.logging
 import msgspec
 import structlog
+
+
+class _Stderr:
+    """Standard error. A line that cannot be written is lost: no request may end because of one."""
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
 
 
 def configure(format: Literal["auto", "console", "json"], level: Literal["debug", "info", "warning", "error"]) -> bool:
@@ -33,7 +47,7 @@ def configure(format: Literal["auto", "console", "json"], level: Literal["debug"
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Stderr())),
     )
     return for_people
 
@@ -75,4 +89,7 @@ def _filled(message: str, args: tuple[Any, ...]) -> str:
 
 
 def _to_json(event: Any, **_: Any) -> str:
-    return msgspec.json.encode(event, enc_hook=repr).decode()
+    try:
+        return msgspec.json.encode(event, enc_hook=repr).decode()
+    except UnicodeEncodeError:
+        return json.dumps(event, default=repr)  # Half a surrogate pair stays escaped.

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from ..hooks.errors import BadRequest, RequestError
 from .errors import bad_body
+from .limits import check_nesting
 
 SUBPROTOCOL: Final = "headrace.v1"
 
@@ -107,9 +108,11 @@ def decode(text: str) -> Start | Cancel | Ping:
         BadRequest: it is none of the messages above.
     """
     try:
+        check_nesting(text.encode("utf-8", "replace"))
+    except BadRequest as error:
+        raise BadRequest(str(error), code="bad_message") from None
+    try:
         return _decode(text)
-    except RecursionError:
-        raise BadRequest("the message is nested too deeply", code="bad_message") from None
     except msgspec.MsgspecError as error:
         found = bad_body(error)
         reason = f"not a message of {SUBPROTOCOL}: {found}"

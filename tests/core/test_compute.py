@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import threading
 from array import array
+from functools import partial
 
 import msgspec
 import pytest
@@ -133,6 +134,17 @@ async def test_the_models_own_step_may_take_longer_than_a_plugin() -> None:
     assert activity.who == MODEL
     with trio.move_on_after(0.3) as scope:
         await watch(activity, warn_s=0.04, stall_s=0.1, forward_stall_s=100)
+    assert scope.cancelled_caught
+
+
+async def test_time_for_which_the_whole_process_stood_still_is_nobodys() -> None:
+    activity = Activity()
+    activity.enter("a plugin")
+    with trio.move_on_after(0.9) as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(watch, activity, warn_s=0.4, stall_s=0.8, forward_stall_s=1))
+            await trio.lowlevel.checkpoint()
+            threading.Event().wait(0.7)  # As SIGSTOP does, this stops the loop too.
     assert scope.cancelled_caught
 
 

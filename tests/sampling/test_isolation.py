@@ -17,12 +17,22 @@ def raises(logits, rows):
     raise ZeroDivisionError("division by zero")
 
 
+def exits(logits, rows):
+    raise SystemExit(1)
+
+
+def shrinks(logits, rows):
+    return logits.clone().resize_(0)
+
+
 def fill(value):
     return lambda logits, rows: logits.fill_(value)
 
 
 WRONGS = {
     "raises": (raises, "ZeroDivisionError: division by zero"),
+    "exits": (exits, "SystemExit: 1"),
+    "gives an empty tensor back": (shrinks, r"found \[0\]"),
     "gives nothing back": (lambda logits, rows: None, "a tensor must come back, found NoneType"),
     "gives too few rows back": (lambda logits, rows: logits[:1], r"found \[1, 50\]"),
     "gives another type back": (lambda logits, rows: logits.double(), "found .* torch.float64"),

@@ -53,6 +53,23 @@ async def test_a_client_that_closes_its_sending_half_counts_as_gone(site, engine
         await read_all(stream)
 
 
+@pytest.mark.parametrize("leave", [reset, lambda stream: stream.socket.close()], ids=["RST", "FIN"])
+async def test_a_pipelined_request_does_not_hide_that_the_client_left(site, engine, leave):
+    engine.hold_at = 0
+    async with await site.connect() as stream:
+        await stream.send_all(post(stream=False) + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        await engine.held.wait()
+        leave(stream)
+        assert await engine.wait_closed(1) == [(499, None)]
+
+
+async def test_pipelined_requests_are_answered_in_their_order(site, engine):
+    async with await site.connect() as stream:
+        await stream.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 3 + post(stream=False))
+        answers = await read_until(stream, b"chat.completion")
+    assert answers.count(b"HTTP/1.1 200") == 4
+
+
 async def test_a_client_that_leaves_in_the_middle_of_its_body_is_forgotten(site, engine):
     async with await site.connect() as stream:
         await stream.send_all(post()[:-5])

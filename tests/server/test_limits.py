@@ -230,3 +230,16 @@ async def test_retry_after_is_the_backlog_over_the_rate(autojump_clock):
         credits.release(request)
         await trio.sleep(2)
     assert credits.refusal().retry_after_s == 40  # 20 are left.
+
+
+def test_a_string_that_never_ends_is_measured_in_one_pass():
+    # Quadratic, this took minutes, and nothing else ran meanwhile.
+    with pytest.raises(BadRequest):
+        check_nesting(b"[" * 101 + b'"\\' * 1_000_000)
+
+
+def test_only_brackets_outside_of_strings_and_within_each_other_count():
+    check_nesting(b"[" + (b"[" * 99 + b"]" * 99) * 1000 + b"]")
+    check_nesting(b'["' + b"[" * 500 + b'\\"' + b"[" * 500 + b'"]')
+    with pytest.raises(BadRequest):
+        check_nesting(b'{"a":' * 101 + b"1" + b"}" * 101)
