@@ -142,7 +142,11 @@ class Engine:
                 around.cancel_scope.cancel()
 
     def _open(self, parts: Parts) -> None:
-        """Open the channels. Whoever has a credit may have one prompt and one control message in `schedule`'s inbox."""
+        """Open the channels.
+
+        Whoever has a credit may have one prompt and one control message in `schedule`'s inbox. The third place is for
+        the message about a request whose credit `tokenize` gave back and that nobody has heard yet.
+        """
         line = self._settings.line
         num_places = parts.limits.num_slots
         self.info, self.defaults, self.report = parts.info, parts.defaults, parts.report

@@ -46,7 +46,11 @@ class Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     max_running: Annotated[int, Meta(ge=1, le=65536, description="Sequences that share the steps of the model.")] = 64
     max_waiting: Annotated[
-        int, Meta(ge=0, description="Requests that wait for a place; one more is refused with status 429.")
+        int,
+        Meta(
+            ge=0,
+            description="Answers (n a request) that wait for a place; one more is refused with status 429.",
+        ),
     ] = 256
     max_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,

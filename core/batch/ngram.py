@@ -63,7 +63,7 @@ class Lookup:
 class Payoff:
     """Whether guessing pays on this machine, now: tokens a second with guesses against without.
 
-    The one that was faster is used, and the other tried again every *PROBE_STEPS* steps.
+    The one that was faster is used, and the other tried again once in *PROBE_STEPS* plans.
     """
 
     PROBE_STEPS: Final = 32

@@ -315,10 +315,8 @@ class Planner:
         """Is there memory for all of its known tokens, and for what the running ones will likely grow?"""
 
         def fits() -> bool:
-            # A found block that nobody holds lies on the free list: it will be taken from there too.
             needed = self._blocks_for(len(live.tokens)) - len(found)
-            needed += sum(1 for block in found if self.pool.refcount(block) == 0)
-            return needed + self._growth.reserve(self._running) <= self.pool.num_free
+            return needed + self._growth.reserve(self._running) <= self.pool.num_free_without(found)
 
         if fits():
             return True
@@ -391,13 +389,13 @@ class Planner:
     def _make_room(self, live: Live, draft: Draft) -> bool:
         """A block for the next token that is its own: a new one, or a copy of one that others hold too."""
         index = live.num_computed // self.pool.block_size
-        shared = index < len(live.blocks)
-        if shared and self.pool.refcount(live.blocks[index]) == 1:
+        exists = index < len(live.blocks)
+        if exists and self.pool.refcount(live.blocks[index]) == 1:
             return True
-        if not self.pool.num_free and not self._preempt_for(live, 1):
+        if not self.pool.num_free and not self._preempt_for(live):
             return False
         (block,) = self.pool.allocate(1)
-        if shared:
+        if exists:
             draft.copy(live.blocks[index], block)
             self.pool.free([live.blocks[index]])
             live.blocks[index] = block
@@ -405,9 +403,9 @@ class Planner:
             live.blocks.append(block)
         return True
 
-    def _preempt_for(self, live: Live, wanted: int) -> bool:
-        """Make *wanted* blocks free for *live*. False: not in this step, or never."""
-        while wanted > self.pool.num_free:
+    def _preempt_for(self, live: Live) -> bool:
+        """Make a block free for *live*. False: not in this step, or never."""
+        while not self.pool.num_free:
             if self._ending or any(other.leaving for other in self._running):
                 return False  # Blocks are coming with the next results.
             victim = next(iter(self._by_victim(self._running)))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from typing import Final, Generic, TypeVar
 
@@ -61,34 +61,6 @@ def digests(
     return chain
 
 
-class Chain:
-    """The digests of one row of tokens that grows; each token is hashed once.
-
-    Attributes:
-        digests: of all full blocks so far.
-    """
-
-    def __init__(self, block_size: int, *, salt: str = "") -> None:
-        self.digests: list[bytes] = []
-        self._block_size = block_size
-        self._root = root(salt)
-        self._rest = array("i")
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.digests) * self._block_size + len(self._rest)
-
-    def extend(self, token_ids: Iterable[int]) -> list[bytes]:
-        """Add tokens; gives the digests of the blocks they fill, which are those from the former `len(digests)` on."""
-        self._rest.extend(token_ids)
-        if len(self._rest) < self._block_size:
-            return []
-        filled = digests(self._rest, self._block_size, parent=self.digests[-1] if self.digests else self._root)
-        self._rest = self._rest[len(filled) * self._block_size :]
-        self.digests += filled
-        return filled
-
-
 class Computing(Generic[Owner]):
     """Which digests are being computed right now, and by whom, so that a second request waits for the first.
 
@@ -118,11 +90,3 @@ class Computing(Generic[Owner]):
     def owner(self, digest: bytes) -> Owner | None:
         """Who computes *digest*; None: nobody does."""
         return self._owners.get(digest)
-
-
-def usable_prefix(blocks: Sequence[int], num_tokens: int, block_size: int) -> list[int]:
-    """Of the blocks found for a prompt of *num_tokens*, those it may use: at least one token is left to compute.
-
-    Without a token there would be no row to draw the first answer from.
-    """
-    return list(blocks[: max(0, num_tokens - 1) // block_size])

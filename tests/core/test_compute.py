@@ -142,8 +142,8 @@ async def test_time_for_which_the_whole_process_stood_still_is_nobodys() -> None
     activity.enter("a plugin")
     with trio.move_on_after(0.9) as scope:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(watch, activity, warn_s=0.4, stall_s=0.8, forward_stall_s=1))
-            await trio.lowlevel.checkpoint()
+            nursery.start_soon(partial(watch, activity, warn_s=0.2, stall_s=0.6, forward_stall_s=1))
+            await trio.testing.wait_all_tasks_blocked()
             threading.Event().wait(0.7)  # As SIGSTOP does, this stops the loop too.
     assert scope.cancelled_caught
 

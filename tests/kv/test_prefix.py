@@ -2,11 +2,10 @@ import subprocess
 import sys
 from array import array
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.core.kv.prefix import Chain, Computing, digests, root, usable_prefix
+from headrace.core.kv.prefix import Computing, digests, root
 
 PROFILE = settings(derandomize=True, database=None, deadline=None, max_examples=100)
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=50)
@@ -68,24 +67,6 @@ def test_digests_go_on_from_a_parent(tokens, size, cut):
     assert digests(tokens, size, parent=parent, start=cut * size) == whole[cut:]
 
 
-@PROFILE
-@given(pieces=st.lists(TOKENS, max_size=6), size=SIZES)
-def test_a_chain_fed_in_pieces_equals_one_computed_at_once(pieces, size):
-    chain = Chain(size, salt="s")
-    filled = [digest for piece in pieces for digest in chain.extend(piece)]
-    tokens = [token for piece in pieces for token in piece]
-    assert filled == chain.digests == digests(tokens, size, salt="s")
-    assert chain.num_tokens == len(tokens)
-
-
-def test_a_chain_hashes_only_what_is_new():
-    chain = Chain(2)
-    first = chain.extend([1, 2, 3])
-    second = chain.extend([4])
-    assert (len(first), len(second)) == (1, 1)
-    assert chain.extend([5]) == []
-
-
 def test_a_digest_is_computed_by_whoever_claimed_it_first():
     computing = Computing[str]()
     assert computing.claim(b"a", "first")
@@ -104,8 +85,3 @@ def test_an_owner_that_goes_leaves_its_claims_to_others():
     computing.release("first")
     assert computing.claim(b"a", "second")
     assert (computing.owner(b"b"), len(computing)) == (None, 2)
-
-
-@pytest.mark.parametrize(("num_tokens", "usable"), [(0, 0), (1, 0), (16, 0), (17, 1), (32, 1), (33, 2), (900, 3)])
-def test_a_hit_leaves_at_least_one_token_to_compute(num_tokens, usable):
-    assert usable_prefix([7, 8, 9], num_tokens, 16) == [7, 8, 9][:usable]
