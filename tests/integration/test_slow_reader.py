@@ -161,7 +161,7 @@ async def ask(site: Site, num_tokens: int, first: int) -> str:
 
 async def test_a_reader_that_stops_is_parked_within_its_mailbox_and_no_channel_grows() -> None:
     engine = WatchedEngine()
-    async with running(engine) as site, stalled(site, engine, 1_000_000) as client:
+    async with running(engine, write_timeout_s=600.0) as site, stalled(site, engine, 1_000_000) as client:
         request = client.request
         await ask(site, 5, 1)  # By then the steps that were in flight have come back.
         parked_at = engine.num_untaken(request)
@@ -175,7 +175,7 @@ async def test_a_reader_that_stops_is_parked_within_its_mailbox_and_no_channel_g
 
 async def test_other_streams_get_a_delta_every_step_meanwhile() -> None:
     engine = WatchedEngine()
-    async with running(engine) as site, stalled(site, engine, 1_000_000):
+    async with running(engine, write_timeout_s=600.0) as site, stalled(site, engine, 1_000_000):
         before = engine.statistics().steps_total
         assert await ask(site, 2000, 500) == counted(500, 2000)
         assert engine.statistics().steps_total - before <= 2000 + STEPS_IN_FLIGHT
@@ -184,7 +184,7 @@ async def test_other_streams_get_a_delta_every_step_meanwhile() -> None:
 @pytest.mark.parametrize("num_tokens", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
 async def test_after_it_reads_again_its_text_is_the_same_to_the_byte(num_tokens: int) -> None:
     engine = WatchedEngine()
-    async with running(engine) as site, stalled(site, engine, num_tokens) as client:
+    async with running(engine, write_timeout_s=600.0) as site, stalled(site, engine, num_tokens) as client:
         text = text_of(client.read + await read_to_the_end(client.stream))
         assert engine.largest[client.request] <= 64 * 1024
     assert text == counted(7, num_tokens)
