@@ -1,31 +1,90 @@
-"""Links the root folders into src/headrace/ (git-ignored), so that an editable install sees one package.
+"""Makes what a plain copy of the files is not yet: the links of an editable install, and the compiled kernels.
 
-Receives the kind of build from hatchling. A wheel needs no links: pyproject.toml lists the folders under force-include.
+Receives the kind of build from hatchling. An editable install gets links of the root folders in src/headrace/
+(git-ignored), so that it sees one package; a wheel needs none, for pyproject.toml lists the folders under
+force-include. Both get the library of core/kernels/native, where a C++ compiler is at hand; without one the reference
+runs every model.
 """
 
 import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDERS = ("core", "hooks", "plugins", "server")
+NATIVE = Path("core", "kernels", "native")
+LIBRARY = "_headrace.so"
+# No sum may be contracted or reordered: the same row must give the same bits in every kernel.
+FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -Wno-maybe-uninitialized -Wno-psabi"
+X86 = {
+    "avx2": "-mavx2 -mfma -mf16c",
+    "avx512": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c",
+}
 
 
-class LinkFolders(BuildHookInterface):
+class BuildHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version != "editable":
-            return
-        package = Path(self.root, "src", "headrace")
-        for name in FOLDERS:
-            link, target = package / name, Path(self.root, name)
-            if os.path.lexists(link):
-                continue
-            try:
-                link.symlink_to(os.path.relpath(target, package), target_is_directory=True)
-            except OSError:
-                # Windows without developer mode forbids symlinks and allows junctions. Elsewhere this import fails, and
-                # the error it chains to says why the link could not be made.
-                import _winapi
+        root = Path(self.root)
+        # The library lies among the sources of core/, which go into the wheel as they are.
+        if compile_kernels(root):
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
+        if version == "editable":
+            link_folders(root)
 
-                _winapi.CreateJunction(str(target), str(link))
+
+def link_folders(root: Path) -> None:
+    package = root / "src" / "headrace"
+    for name in FOLDERS:
+        link, target = package / name, root / name
+        if os.path.lexists(link):
+            continue
+        try:
+            link.symlink_to(os.path.relpath(target, package), target_is_directory=True)
+        except OSError:
+            # Windows without developer mode forbids symlinks and allows junctions. Elsewhere this import fails, and
+            # the error it chains to says why the link could not be made.
+            import _winapi
+
+            _winapi.CreateJunction(str(target), str(link))
+
+
+def compile_kernels(root: Path, library: Path | None = None, flags: str = FLAGS) -> Path | None:
+    """The library, made anew where a source is newer than it; None where there is no compiler or it fails."""
+    sources = root / NATIVE / "src"
+    library = library or root / NATIVE / LIBRARY
+    newest = max(path.stat().st_mtime for path in [*sources.iterdir(), root / "hatch_build.py"])
+    if library.exists() and library.stat().st_mtime >= newest:
+        return library
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    dialects = X86 if platform.machine().lower() in ("x86_64", "amd64") else {}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            jobs = dict.fromkeys(("engine", "team", "portable"), "") | dialects
+            objects = [str(Path(folder, f"{name}.o")) for name in jobs]
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                commands = [
+                    [*compiler, *flags.split(), *more.split(), "-c", str(sources / f"{name}.cpp"), "-o", output]
+                    for (name, more), output in zip(jobs.items(), objects, strict=True)
+                ]
+                list(pool.map(_run, commands))
+            made = library.with_suffix(f".{os.getpid()}")
+            _run([*compiler, *flags.split(), "-shared", "-pthread", *objects, "-o", str(made)])
+            # At once, for a process may be about to load it.
+            made.replace(library)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", "") or ""
+        print(f"headrace: the kernels were not compiled ({error})\n{said[-2000:]}", file=sys.stderr)
+        return None
+    return library
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)

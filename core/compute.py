@@ -16,10 +16,9 @@ import outcome
 import structlog
 import torch
 import trio
-from torch import Tensor
 
 from ..hooks.messages import UNKNOWN_TOKEN, Step, StepResult
-from .kernels import Batch, Model
+from .kernels import Flat, Model
 from .sampling import SamplingState, token_scores
 
 MODEL = "the model's own step"
@@ -67,7 +66,7 @@ class Runner:
             if step.block_copies:
                 copies = step.block_copies.tolist()
                 self._model.copy_blocks(list(zip(copies[::2], copies[1::2], strict=True)))
-            logits = self._model.forward(self._batch(step))
+            logits = self._model.forward_flat(self._flat(step))
             forwarded = perf_counter()
             num_samples = len(step.sample_rows)
             scores = token_scores(logits[num_samples:], step.score_tokens.tolist(), step.score_tops.tolist())
@@ -86,40 +85,32 @@ class Runner:
             forward_s=forwarded - started,
             sample_s=perf_counter() - forwarded,
             scores=scores,
+            plugins=draws.plugins,
         )
 
-    def _batch(self, step: Step) -> Batch:
-        cu_blocks = step.cu_blocks.tolist()
-        tables = _tensor(step.block_tables)
-        return Batch(
+    def _flat(self, step: Step) -> Flat:
+        return Flat(
             token_ids=self._token_ids(step),
-            positions=_tensor(step.positions),
-            cu_tokens=step.cu_tokens.tolist(),
-            seq_lens=step.seq_lens.tolist(),
-            block_tables=[tables[cu_blocks[i] : cu_blocks[i + 1]] for i in range(len(cu_blocks) - 1)],
+            positions=step.positions,
+            cu_tokens=step.cu_tokens,
+            seq_lens=step.seq_lens,
+            cu_blocks=step.cu_blocks,
+            block_tables=step.block_tables,
+            sample_rows=step.sample_rows + step.score_rows,
             block_size=self._block_size,
-            sample_rows=_tensor(step.sample_rows + step.score_rows),
             num_decodes=step.num_decodes,
         )
 
-    def _token_ids(self, step: Step) -> Tensor:
+    def _token_ids(self, step: Step) -> array[int]:
         """The tokens, with the ids filled in that only this thread knows yet."""
-        token_ids = _tensor(step.tokens)
+        token_ids = step.tokens[:]
         # An unknown token is the last of its sequence.
-        unknown = [i for i, stop in enumerate(step.cu_tokens[1:]) if step.tokens[stop - 1] == UNKNOWN_TOKEN]
-        if unknown:
-            places = torch.tensor([step.cu_tokens[i + 1] - 1 for i in unknown])
-            drawn = self._sampling.last_tokens([step.slots[i] for i in unknown])
+        unknown = [i for i, stop in enumerate(step.cu_tokens[1:]) if token_ids[stop - 1] == UNKNOWN_TOKEN]
+        drawn = self._sampling.last_tokens([step.slots[i] for i in unknown])
+        for i, token_id in zip(unknown, drawn, strict=True):
             # A row that failed has drawn none. What comes of it is dropped, but it must be able to run.
-            token_ids[places] = drawn.clamp(min=0)
+            token_ids[step.cu_tokens[i + 1] - 1] = max(token_id, 0)
         return token_ids
-
-
-def _tensor(numbers: array[int]) -> Tensor:
-    """A copy as int64: the step's own arrays stay as they are."""
-    if not numbers:
-        return torch.empty(0, dtype=torch.int64)
-    return torch.frombuffer(numbers, dtype=torch.int32).to(torch.int64)
 
 
 class Handle:

@@ -274,6 +274,12 @@ Op = (
 )
 
 
+def operands(op: Op) -> list[int]:
+    """The operations whose values *op* reads."""
+    fields = ("x", "a", "b", "query", "key", "value", "gate", "up")
+    return [x for field in fields if isinstance(x := getattr(op, field, None), int)]
+
+
 class Program(Struct, frozen=True, kw_only=True):
     """A model, as data. Operation i makes value i; the last one makes the logits.
 

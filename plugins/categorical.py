@@ -23,6 +23,7 @@ LARGEST = 1 - 2.0**-53
 
 class Categorical:
     speculative: ClassVar[bool] = True
+    fused: ClassVar[str] = "categorical"
 
     def __init__(self, context: Context, options: None) -> None:
         pass

@@ -17,6 +17,8 @@ from ..hooks.registry import plugin
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..core.kernels.quantized import Blocks
+
 headrace_api = 1
 
 
@@ -67,6 +69,25 @@ class GGUFCheckpoint:
         # What is not dequantized is still a view of the file.
         owned = values.copy() if kind == GGMLQuantizationType.F32 else values
         return torch.from_numpy(owned).reshape(info.shape)
+
+    def blocks(self, name: str) -> Blocks:
+        """The tensor as it lies in the file, `[…, rows, bytes]`, in memory of its own."""
+        import numpy
+        import torch
+        from gguf import GGMLQuantizationType
+
+        from ..core.kernels.quantized import Blocks
+
+        info = self._tensors[name]
+        raw = numpy.frombuffer(self._data, numpy.uint8, info.size, info.start).copy()
+        kind = GGMLQuantizationType(info.type).name
+        return Blocks(kind=kind, raw=torch.from_numpy(raw).reshape(*info.shape[:-1], -1))
+
+    def kind(self, name: str) -> str:
+        """ggml's name of a tensor's type."""
+        from gguf import GGMLQuantizationType
+
+        return GGMLQuantizationType(self._tensors[name].type).name
 
     def close(self) -> None:
         """Unmap the file."""

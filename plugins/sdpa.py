@@ -103,17 +103,16 @@ class Sdpa:
         groups = query.view(len(query), kv.shape[2], -1, kv.shape[-1]).permute(1, 2, 0, 3)
         out = query.new_empty(query.shape)
         for span in plan.spans:
-            keys, values = _gather(kv, span)
+            keys, values = self.gather(kv, span)
             answer = _attend(groups[:, :, span.rows], keys, values, span.mask(window), scale, softcap)
             out[span.rows] = answer.flatten(0, 1).transpose(0, 1)
         return out
 
-
-def _gather(kv: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-    """Keys and values of a sequence, each `[num_kv_heads, 1, seq_len, head_dim]`."""
-    blocks = kv.permute(1, 2, 0, 3, 4).index_select(2, span.table)
-    keys, values = blocks.flatten(2, 3)[:, :, None, : span.seq_len]
-    return keys, values
+    def gather(self, kv: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        """Keys and values of a sequence, each `[num_kv_heads, 1, seq_len, head_dim]`."""
+        blocks = kv.permute(1, 2, 0, 3, 4).index_select(2, span.table)
+        keys, values = blocks.flatten(2, 3)[:, :, None, : span.seq_len]
+        return keys, values
 
 
 def _attend(

@@ -23,6 +23,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class Temperature:
     phase: ClassVar[Phase] = "temperature"
+    fused: ClassVar[tuple[str, str]] = ("temperature", "value")
     speculative: ClassVar[bool] = True
 
     def __init__(self, context: Context, options: None) -> None:

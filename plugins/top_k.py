@@ -29,6 +29,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class TopK:
     phase: ClassVar[Phase] = "truncate"
+    fused: ClassVar[tuple[str, str]] = ("top_k", "k")
     speculative: ClassVar[bool] = True
 
     def __init__(self, context: Context, options: None) -> None:

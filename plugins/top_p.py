@@ -38,6 +38,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class TopP:
     phase: ClassVar[Phase] = "truncate"
+    fused: ClassVar[tuple[str, str]] = ("top_p", "p")
     speculative: ClassVar[bool] = True
 
     def __init__(self, context: Context, options: None) -> None:

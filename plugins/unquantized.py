@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ..hooks.protocols import Context, Linear, Register
@@ -14,14 +13,25 @@ if TYPE_CHECKING:
 headrace_api = 1
 
 
+class FloatLinear:
+    """`x · weightᵀ + bias`. The compiled kernels take *weight* and *bias* and multiply without calling this object."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from torch.nn.functional import linear
+
+        return linear(x, self.weight, self.bias)
+
+
 class Unquantized:
     """Keeps `[out_features, in_features]` float32 and multiplies with torch."""
 
     def linear(self, name: str, weight: Tensor, bias: Tensor | None) -> Linear:
         """`x · weightᵀ + bias`, sharing the storage of *weight*."""
-        from torch.nn.functional import linear
-
-        return partial(linear, weight=weight, bias=bias)
+        return FloatLinear(weight, bias)
 
 
 def _build(context: Context, options: None) -> Unquantized:

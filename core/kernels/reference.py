@@ -31,11 +31,12 @@ from ...hooks.program import (
     Rotate,
     Scale,
     Softcap,
+    operands,
 )
 from ...hooks.protocols import Attention
 from ...hooks.protocols import Linear as Multiply
 from ..kv.store import KVStore
-from . import Batch
+from . import Batch, Flat, as_tensors
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -77,26 +78,38 @@ class ReferenceModel:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
         """Logits `[num_samples, vocab_size]`; writes keys and values of all tokens of *batch*."""
-        plan = self._attention.plan(batch)
+        plan = self.plan(batch)
         turns = {key: _turns(batch.positions, tensor, key[1]) for key, tensor in self._frequencies.items()}
         values: dict[int, Tensor] = {}
         for i, op in enumerate(self.program.ops):
-            values[i] = self._run(op, values, batch, plan, turns)
+            values[i] = self.run(op, values, batch, plan, turns)
             for last in self._last_uses[i]:
                 del values[last]
         return values[len(self.program.ops) - 1]
+
+    def forward_flat(self, flat: Flat) -> Tensor:
+        """The same for arrays."""
+        return self.forward(as_tensors(flat))
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy KV blocks, (source, target), all layers."""
         self.store.copy(pairs)
 
-    def _run(self, op: Op, values: dict[int, Tensor], batch: Batch, plan: Any, turns: Mapping[Any, Any]) -> Tensor:
+    def plan(self, batch: Batch) -> Any:
+        """What the attention of all layers shares in a step."""
+        return self._attention.plan(batch)
+
+    def run(
+        self, op: Op, values: Mapping[int, Tensor], batch: Batch, plan: Any, turns: Mapping[Any, Any] | None = None
+    ) -> Tensor:
+        """What *op* makes of *values*. *turns* are needed by `Rotate` alone."""
         match op:
             case Linear():
                 return self.linears[op.weight](values[op.x])
             case Norm():
                 return _norm(values[op.x], self.tensors[op.weight], op.eps)
             case Rotate():
+                assert turns is not None
                 return _rotate(values[op.x], op.head_dim, *turns[op.frequencies, op.magnitude])
             case Attend():
                 return self._attend(op, values[op.query], values[op.key], values[op.value], plan)
@@ -167,10 +180,7 @@ def _last_uses(ops: tuple[Op, ...]) -> list[list[int]]:
     """For each operation, the values nobody reads after it: a chunk of prefill would keep a gigabyte of them."""
     last = {i: i for i in range(len(ops) - 1)}
     for i, op in enumerate(ops):
-        for field in ("x", "a", "b", "query", "key", "value", "gate", "up"):
-            operand = getattr(op, field, None)
-            if operand is not None:
-                last[operand] = i
+        last |= dict.fromkeys(operands(op), i)
     uses: list[list[int]] = [[] for _ in ops]
     for value, i in last.items():
         uses[i].append(value)

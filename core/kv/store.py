@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class KVStore:
-    """Keys and values, `[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]` in float32.
+    """Keys and values, `[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]`, within as the attention likes.
 
     Block 0 is the null block: it belongs to nobody, pads tables and holds zeros. All other slots hold garbage (NaN
     included) until they are written, so a reader must leave out what it does not need, never multiply it with 0.
@@ -25,14 +25,17 @@ class KVStore:
         block_size: int,
         head_dim: int,
         device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        shape = (num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim)
+        # A layer's blocks lie together: a step reads the cache layer by layer, and the blocks of a sequence are often
+        # neighbours, which the processor can foresee.
+        shape = (num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim)
         # Not zeroed: the system maps pages of an untouched allocation only when they are written.
-        self.pool: Tensor = torch.empty(shape, dtype=torch.float32, device=device)
+        self.pool: Tensor = torch.empty(shape, dtype=dtype, device=device).transpose(0, 1)
         self.pool[0] = 0
 
     def layer(self, index: int) -> Tensor:
-        """A view of one layer, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`, strided over blocks."""
+        """A view of one layer, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`, contiguous."""
         return self.pool[:, index]
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:

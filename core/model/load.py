@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import prod
 
+import msgspec
+import torch
 from torch import Tensor
 
 from ...hooks.errors import ModelError
-from ...hooks.program import Attend, Checkpoint, Program, Weight
+from ...hooks.program import Attend, Checkpoint, Embed, Program, Weight
 from ...hooks.protocols import Architecture, Artifact, Attention, Linear, ModelSource, Quantizer
+from ..kernels.native.model import NativeModel
+from ..kernels.native.pack import Packed, dequantize
+from ..kernels.quantized import Blocks, QuantizedLinear
 from ..kernels.reference import ReferenceModel
 from ..kv.store import KVStore
+
+STORED_BITS = {4: 5.0, 8: 8.5}
+"""Of a weight in groups of 32, its share of scales included."""
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, bytes done, bytes in all)."""
@@ -43,9 +51,16 @@ def resolve(reference: str, sources: Mapping[str, ModelSource], progress: Progre
     return sources["file"].resolve(reference, progress)
 
 
-def weight_bytes(program: Program) -> int:
-    """Bytes of all weights in float32, as the quantizer `none` keeps them; a tied head counts once."""
-    return sum(4 * prod(weight.shape) for weight in program.weights.values())
+def weight_bytes(program: Program, checkpoint: Checkpoint | None = None, quantizer: Quantizer | None = None) -> int:
+    """Bytes of all weights as *quantizer* keeps them, without one in float32; a tied head counts once."""
+    bits_of: Callable[[str, str | None], float] = getattr(quantizer, "bits", lambda name, kind: 32)
+    kind_of: Callable[[str], str | None] = getattr(checkpoint, "kind", lambda name: None)
+    matrices = program.matrices.keys() | {op.weight for op in program.ops if isinstance(op, Embed)}
+    total = 0.0
+    for name, weight in program.weights.items():
+        bits = bits_of(name, kind_of(weight.source)) if name in matrices else 32
+        total += STORED_BITS.get(int(bits), bits) * prod(weight.shape) / 8
+    return int(total)
 
 
 def check(program: Program, checkpoint: Checkpoint) -> None:
@@ -75,9 +90,15 @@ def load(
     num_blocks: int,
     block_size: int,
     device: str = "cpu",
+    dialect: str | None = None,
+    num_threads: int = 1,
     progress: Progress = quiet,
-) -> ReferenceModel:
+) -> ReferenceModel | NativeModel:
     """Build the model that *checkpoint* describes, with an empty KV cache of *num_blocks* blocks (block 0 included).
+
+    Args:
+        dialect: of the compiled kernels, as `core.kernels.native.dialect` gives it; None: the reference runs the model.
+        num_threads: of the compiled kernels.
 
     Raises:
         ModelError: the checkpoint and its Program disagree, or the attention cannot run it.
@@ -85,7 +106,8 @@ def load(
     program = architecture.program(checkpoint)
     check(program, checkpoint)
     _check_attention(artifact, program, attention, device)
-    tensors, linears = _load_weights(artifact, program, checkpoint, quantizer, device, progress)
+    loader = _Weights(artifact, program, checkpoint, quantizer, device, progress)
+    tensors, linears = loader.load(tables_too=dialect is not None)
     store = KVStore(
         num_blocks=num_blocks,
         num_layers=program.num_layers,
@@ -93,8 +115,11 @@ def load(
         block_size=block_size,
         head_dim=program.head_dim,
         device=device,
+        dtype=getattr(torch, getattr(attention, "kv_dtype", "float32")),
     )
-    return ReferenceModel(program, tensors, linears, store, attention)
+    if dialect is None:
+        return ReferenceModel(program, tensors, linears, store, attention)
+    return NativeModel(program, tensors, linears, store, attention, num_threads=num_threads, dialect=dialect)
 
 
 def _check_attention(artifact: Artifact, program: Program, attention: Attention, device: str) -> None:
@@ -111,45 +136,102 @@ def _check_attention(artifact: Artifact, program: Program, attention: Attention,
             raise ModelError(f"{artifact.name}: {type(attention).__name__} cannot run this model: {reason}")
 
 
-def _load_weights(
-    artifact: Artifact,
-    program: Program,
-    checkpoint: Checkpoint,
-    quantizer: Quantizer,
-    device: str,
-    progress: Progress,
-) -> tuple[dict[str, Tensor], dict[str, Linear]]:
-    """The tensors used as they are, and what the quantizer made of the others. Reads one tensor after the other."""
-    plain = program.plain
-    tensors: dict[str, Tensor] = {}
-    linears: dict[str, Linear] = {}
-    done, total = 0, weight_bytes(program)
-    last: dict[str, Tensor] = {}
+class _Weights:
+    """Reads weights one tensor of the file after the other."""
 
-    def whole(weight: Weight) -> Tensor:
+    def __init__(
+        self,
+        artifact: Artifact,
+        program: Program,
+        checkpoint: Checkpoint,
+        quantizer: Quantizer,
+        device: str,
+        progress: Progress,
+    ) -> None:
+        self._artifact = artifact
+        self._program = program
+        self._checkpoint = checkpoint
+        self._quantizer = quantizer
+        self._device = device
+        self._progress = progress
+        self._done, self._total = 0, weight_bytes(program)
+        self._last: dict[str, Tensor] = {}
+
+    def load(self, *, tables_too: bool) -> tuple[dict[str, Tensor], dict[str, Linear]]:
+        """The tensors used as they are, and what the quantizer made of the others.
+
+        Args:
+            tables_too: tables of embeddings may stay in the quantizer's hands; else they are tensors.
+        """
+        tensors: dict[str, Tensor] = {}
+        linears: dict[str, Linear] = {}
+        plain = self._program.plain
+        tables = {op.weight for op in self._program.ops if isinstance(op, Embed)}
+        matrices = _by_source(self._program)
+        for name in tables - {name for name, _ in matrices}:
+            linear = self._from_blocks(name, None) if tables_too else None
+            if linear is not None:
+                linears[name] = linear
+        for name in plain:
+            if name not in linears and not (name in tables and self._kept_as_blocks(name, matrices)):
+                tensors[name] = self._read(name)
+        for name, bias in matrices:
+            added = self._read(bias) if bias else None
+            linear = self._from_blocks(name, added)
+            if linear is None:
+                tensor = tensors[name] if name in tensors else _shared(self._read(name), tensors)
+                linear = self._quantizer.linear(name, tensor, added)
+            linears[name] = linear
+            if name in plain and name not in tensors and not tables_too:
+                assert isinstance(linear, QuantizedLinear)
+                tensors[name] = dequantize(linear.packed)
+            elif tables_too and name in tables and isinstance(getattr(linear, "packed", None), Packed):
+                tensors.pop(name, None)
+        return tensors, linears
+
+    def _kept_as_blocks(self, name: str, matrices: list[tuple[str, str | None]]) -> bool:
+        """Whether a table that is the head too will come out of its blocks."""
+        kind = getattr(self._checkpoint, "kind", None)
+        known = kind is not None and kind(self._program.weights[name].source) in ("Q4_0", "Q4_1", "Q8_0")
+        return known and any(matrix == name for matrix, _ in matrices) and hasattr(self._quantizer, "blocks")
+
+    def _from_blocks(self, name: str, bias: Tensor | None) -> Linear | None:
+        """What the quantizer makes of the file's own blocks; None where it wants floats or the file has none."""
+        weight = self._program.weights[name]
+        take, blocks_of = getattr(self._quantizer, "blocks", None), getattr(self._checkpoint, "blocks", None)
+        if take is None or blocks_of is None or weight.transposed or weight.plus or len(weight.shape) != 2:
+            return None
+        kind = self._checkpoint.kind(weight.source)  # type: ignore[attr-defined]
+        if kind not in ("Q4_0", "Q4_1", "Q8_0"):
+            floats = None if kind in ("F32", "F16", "BF16", "F64") else self._read(name)
+            if floats is None:
+                return None
+            linear: Linear | None = take(name, Blocks(kind=kind, raw=torch.empty(0)), floats, bias)
+            return linear
+        blocks = blocks_of(weight.source)
+        raw = _arrange(blocks.raw, msgspec.structs.replace(weight, shape=(weight.shape[0], blocks.raw.shape[-1])))
+        self._advance(prod(weight.shape))
+        made: Linear | None = take(name, Blocks(kind=kind, raw=raw), None, bias)
+        return made
+
+    def _whole(self, weight: Weight) -> Tensor:
         """The tensor of the file. One with several matrices in it is kept until another is read."""
         if weight.shape == weight.stored_shape or len(weight.shape) == 1:
-            return checkpoint.tensor(weight.source)
-        if weight.source not in last:
-            last.clear()
-            last[weight.source] = checkpoint.tensor(weight.source)
-        return last[weight.source]
+            return self._checkpoint.tensor(weight.source)
+        if weight.source not in self._last:
+            self._last.clear()
+            self._last[weight.source] = self._checkpoint.tensor(weight.source)
+        return self._last[weight.source]
 
-    def read(name: str) -> Tensor:
-        nonlocal done
-        weight = program.weights[name]
-        tensor = _arrange(whole(weight), weight).to(device)
-        done += 4 * tensor.numel()
-        progress(artifact.name, done, total)
+    def _read(self, name: str) -> Tensor:
+        weight = self._program.weights[name]
+        tensor = _arrange(self._whole(weight), weight).to(self._device)
+        self._advance(tensor.numel())
         return tensor
 
-    for name in plain:
-        tensors[name] = read(name)
-    for name, bias in _by_source(program):
-        added = read(bias) if bias else None
-        tensor = tensors[name] if name in tensors else _shared(read(name), tensors)
-        linears[name] = quantizer.linear(name, tensor, added)
-    return tensors, linears
+    def _advance(self, num_weights: int) -> None:
+        self._done += 4 * num_weights
+        self._progress(self._artifact.name, self._done, self._total)
 
 
 def _by_source(program: Program) -> list[tuple[str, str | None]]:

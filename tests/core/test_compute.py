@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from headrace.core.compute import MODEL, Activity, Compute, Handle, Runner, watch
-from headrace.core.kernels import Batch
+from headrace.core.kernels import Batch, Flat, as_tensors
 from headrace.core.sampling import SamplingState
 from headrace.hooks.messages import UNKNOWN_TOKEN, Admit, Step, StepResult
 from headrace.hooks.params import SamplingParams
@@ -166,7 +166,8 @@ class Echo:
         self.batches: list[Batch] = []
         self.copies: list[tuple[int, int]] = []
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward_flat(self, flat: Flat) -> torch.Tensor:
+        batch = as_tensors(flat)
         self.batches.append(batch)
         logits = torch.zeros(len(batch.sample_rows), self.vocab_size)
         next_ids = (batch.token_ids[batch.sample_rows] + 1) % self.vocab_size
@@ -258,9 +259,9 @@ def test_the_models_step_is_not_blamed_on_a_processor_that_was_asked_to_admit() 
     activity, seen = Activity(), list[str]()
 
     class Watched(Echo):
-        def forward(self, batch: Batch) -> torch.Tensor:
+        def forward_flat(self, flat: Flat) -> torch.Tensor:
             seen.append(activity.who)
-            return super().forward(batch)
+            return super().forward_flat(flat)
 
     class Idle:
         phase = "truncate"

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from headrace.core.batch.planner import STEP_SCORES
 from headrace.core.compute import Activity, Runner
 from headrace.core.engine import Engine
-from headrace.core.kernels import Batch
+from headrace.core.kernels import Flat, as_tensors
 from headrace.core.kv.blocks import BlockPool
 from headrace.core.sampling import SamplingState, token_scores
 from headrace.hooks.messages import Admit, Request, Step, StepResult, TokenLogprobs, TokenPrompt
@@ -139,7 +139,8 @@ def test_the_runner_draws_from_rows_that_draw_and_scores_the_others() -> None:
 
         vocab_size = 8
 
-        def forward(self, batch: Batch) -> Tensor:
+        def forward_flat(self, flat: Flat) -> Tensor:
+            batch = as_tensors(flat)
             return torch.nn.functional.one_hot(batch.token_ids[batch.sample_rows] + 1, 8).float() * 50
 
         def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

@@ -116,7 +116,7 @@ def test_a_tied_head_that_the_file_repeats_shares_storage_with_the_embedding(tmp
 
     model = open_model(tmp_path)
 
-    assert model.linears["head"].keywords["weight"] is model.tensors["embed"]
+    assert model.linears["head"].weight is model.tensors["embed"]
     assert (logits(tmp_path) - expected_logits(reference, PROMPT)).abs().max() < TOLERANCE
 
 

@@ -1,0 +1,7 @@
+#define HR_AVX2
+#define HR_ISA hr_ns_avx2
+#include "draw.h"
+#include "kernels.h"
+
+extern const Dialect hr_avx2;
+const Dialect hr_avx2 = {"avx2", HR_ISA::tile, HR_ISA::matrix_row, HR_ISA::draw, HR_ISA::read_all, HR_ISA::multiply};

@@ -1,0 +1,189 @@
+#include "engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "team.h"
+
+namespace {
+
+constexpr int KEYS = 32;
+
+const Dialect* choose(const char* wanted);
+
+struct Engine {
+  HrProgram program;
+  const Dialect* dialect;
+  Team team;
+  std::vector<std::vector<float>> scratch;
+  std::vector<Unit> units;
+  std::vector<int32_t> row_seq, counts, sizes, totals;
+
+  Engine(const HrProgram& p, const Dialect* d, int threads, int spin) : program(p), dialect(d), team(threads, spin) {
+    int floats = p.scratch_floats;
+    for (int i = 0; i < p.num_ops; i++)
+      if (p.ops[i].kind == HR_ATTEND) floats = std::max(floats, HR_MAX_QUERIES * (2 * p.ops[i].inner + KEYS));
+    scratch.assign((size_t)threads, std::vector<float>((size_t)floats + 16));
+  }
+};
+
+// Which rows attention takes together: as many queries as fit a tile. Sequences that begin with the same block come one after
+// the other, so that what they share is still in the cache.
+void plan_units(Engine& e, const HrStep& step, int heads_per_kv) {
+  e.units.clear();
+  e.row_seq.resize((size_t)step.num_tokens);
+  std::vector<int32_t> order((size_t)step.num_seqs);
+  for (int i = 0; i < step.num_seqs; i++) order[(size_t)i] = i;
+  auto first_block = [&](int32_t i) { return step.cu_blocks[i] < step.cu_blocks[i + 1] ? step.tables[step.cu_blocks[i]] : 0; };
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return first_block(a) < first_block(b); });
+  int most = std::max(1, HR_MAX_QUERIES / std::max(1, heads_per_kv));
+  for (int32_t seq : order) {
+    for (int row = step.cu_tokens[seq]; row < step.cu_tokens[seq + 1]; row++) e.row_seq[(size_t)row] = seq;
+    // From the end: the longest come first, so that no thread is left with one.
+    for (int end = step.cu_tokens[seq + 1]; end > step.cu_tokens[seq]; end -= most)
+      e.units.push_back({seq, std::max(step.cu_tokens[seq], end - most), end});
+  }
+}
+
+// How many items of an operation there are, and how many go together: a few microseconds' worth, and enough for all threads.
+void divide(Engine& e, const HrStep& step, const HrOp& op, int* total, int* size) {
+  int rows = op.domain == HR_SAMPLES ? step.num_samples : step.num_tokens;
+  int threads = e.team.size();
+  *size = 1;
+  switch (op.kind) {
+    case HR_MATMUL: {
+      const HrMatrix& m = e.program.matrices[op.matrix];
+      int blocks = (m.n + 15) / 16;
+      *total = rows ? (m.gated ? blocks / 4 : blocks) : 0;
+      int per_thread = rows >= 16 ? 16 : 5;
+      *size = std::clamp(*total / (threads * per_thread), m.gated ? 1 : 2, 64);
+      break;
+    }
+    case HR_ATTEND: *total = (int)e.units.size() * op.kv_heads; break;
+    default:
+      *total = rows;
+      *size = std::clamp(rows / (threads * 4), 1, 16);
+  }
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+int32_t hr_abi() { return HR_ABI; }
+
+// Bytes of each struct, so that Python can see that it means the same.
+void hr_sizes(int32_t* out, int32_t count) {
+  const size_t sizes[] = {sizeof(HrRef),  sizeof(HrOp),    sizeof(HrMatrix),  sizeof(HrBuffer), sizeof(HrInts),
+                          sizeof(HrTurn), sizeof(HrCache), sizeof(HrProgram), sizeof(HrStep), sizeof(HrDraw)};
+  for (int32_t i = 0; i < count && i < (int32_t)(sizeof sizes / sizeof *sizes); i++) out[i] = (int32_t)sizes[i];
+}
+
+// The best dialect this processor speaks, or `wanted`; null where it does not speak that.
+const char* hr_dialect(const char* wanted) {
+  const Dialect* d = choose(wanted);
+  return d ? d->name : nullptr;
+}
+
+// The program's arrays must outlive the engine.
+void* hr_create(const HrProgram* program, const char* dialect, int32_t threads, int32_t spin) {
+  const Dialect* d = choose(dialect);
+  return d ? new Engine(*program, d, std::max(1, (int)threads), spin) : nullptr;
+}
+
+void hr_destroy(void* engine) { delete static_cast<Engine*>(engine); }
+
+// Operations [first, end) of the program for one step. Buffers must have room for the step's rows.
+void hr_run(void* engine, const HrStep* step, int32_t first, int32_t end) {
+  Engine& e = *static_cast<Engine*>(engine);
+  const HrOp* ops = e.program.ops;
+  int heads_per_kv = 1;
+  for (int i = first; i < end; i++)
+    if (ops[i].kind == HR_ATTEND) heads_per_kv = ops[i].heads / ops[i].kv_heads;
+  plan_units(e, *step, heads_per_kv);
+  int n = end - first;
+  e.counts.resize((size_t)n);
+  e.sizes.resize((size_t)n);
+  e.totals.resize((size_t)n);
+  for (int i = 0; i < n; i++) {
+    int total, size;
+    divide(e, *step, ops[first + i], &total, &size);
+    e.totals[(size_t)i] = total;
+    e.sizes[(size_t)i] = size;
+    e.counts[(size_t)i] = (total + size - 1) / size;
+  }
+  Run run{&e.program, step, e.units.data(), e.row_seq.data()};
+  e.team.run(n, e.counts.data(), [&](int i, int item, int thread) {
+    int size = e.sizes[(size_t)i], from = item * size;
+    e.dialect->tile(run, ops[first + i], from, std::min(from + size, e.totals[(size_t)i]), e.scratch[(size_t)thread].data());
+  });
+}
+
+// Draws a token for each row, all at once.
+void hr_draw(void* engine, HrDraw* rows, int32_t num_rows, int32_t vocab_size) {
+  Engine& e = *static_cast<Engine*>(engine);
+  e.team.run(1, &num_rows, [&](int, int item, int) { e.dialect->draw(rows[item], vocab_size); });
+}
+
+// One row of a matrix, as floats [k].
+void hr_matrix_row(const HrMatrix* m, int32_t row, float* out, const char* dialect) {
+  const Dialect* d = choose(dialect);
+  if (d) d->matrix_row(*m, row, out);
+}
+
+// What the machine can do with the engine's threads: bytes read a second from `bytes` of memory, and products of an 8-bit
+// and a 4- or 8-bit integer a second, with everything in registers. Best of `rounds`.
+void hr_limits(void* engine, int64_t bytes, int32_t rounds, double* read_per_s, double* products_per_s) {
+  Engine& e = *static_cast<Engine*>(engine);
+  using clock = std::chrono::steady_clock;
+  constexpr int64_t CHUNK = 1 << 18, ROUNDS = 1 << 16;
+  std::vector<float> memory((size_t)(bytes / 4));
+  std::vector<double> sums((size_t)e.team.size());
+  int32_t chunks = (int32_t)(bytes / 4 / CHUNK), pieces = 64;
+  *read_per_s = *products_per_s = 0;
+  for (int i = 0; i < rounds; i++) {
+    auto start = clock::now();
+    e.team.run(1, &chunks, [&](int, int item, int thread) { sums[(size_t)thread] += e.dialect->read(&memory[(size_t)(item * CHUNK)], CHUNK); });
+    double seconds = std::chrono::duration<double>(clock::now() - start).count();
+    *read_per_s = std::max(*read_per_s, (double)chunks * CHUNK * 4 / seconds);
+    std::atomic<int64_t> products{0};
+    start = clock::now();
+    e.team.run(1, &pieces, [&](int, int, int) { products += e.dialect->multiply(ROUNDS); });
+    seconds = std::chrono::duration<double>(clock::now() - start).count();
+    *products_per_s = std::max(*products_per_s, (double)products / seconds);
+  }
+}
+
+}  // extern "C"
+#pragma GCC visibility pop
+
+namespace {
+
+bool speaks(const Dialect* d) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (d == &hr_avx512)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+  if (d == &hr_avx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#endif
+  return true;
+}
+
+const Dialect* choose(const char* wanted) {
+#if defined(__x86_64__)
+  const Dialect* all[] = {&hr_avx512, &hr_avx2, &hr_portable};
+#else
+  const Dialect* all[] = {&hr_portable};
+#endif
+  for (const Dialect* d : all)
+    if (speaks(d) && (!wanted || !*wanted || std::string_view(wanted) == d->name)) return d;
+  return nullptr;
+}
+
+}  // namespace

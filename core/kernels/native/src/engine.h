@@ -1,0 +1,33 @@
+// A step under way, and what each dialect offers.
+#pragma once
+#include "abi.h"
+
+struct Unit {
+  int32_t seq, first, end;  // rows of the batch
+};
+
+struct Run {
+  const HrProgram* program;
+  const HrStep* step;
+  const Unit* units;
+  const int32_t* row_seq;  // the sequence of each row
+};
+
+// Items [first, end) of an operation: rows, blocks of outputs, or attention units times KV heads.
+using TileFn = void (*)(const Run&, const HrOp&, int first, int end, float* scratch);
+
+struct Dialect {
+  const char* name;
+  TileFn tile;
+  void (*matrix_row)(const HrMatrix&, int row, float* out);
+  void (*draw)(HrDraw&, int vocab_size);
+  double (*read)(const float* p, int64_t n);  // a sum, so that all is read
+  int64_t (*multiply)(int64_t rounds);        // integer products in registers alone; how many
+};
+
+extern const Dialect hr_portable;
+#if defined(__x86_64__)
+extern const Dialect hr_avx2, hr_avx512;
+#endif
+
+constexpr int HR_MAX_QUERIES = 48;

@@ -1,0 +1,83 @@
+#include "team.h"
+
+#include <sched.h>
+
+static inline void pause_a_bit() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+Team::Team(int threads, int spin) : spin_(spin) {
+  for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { idle(i); });
+}
+
+Team::~Team() {
+  stop_.store(true);
+  epoch_.fetch_add(1);
+  epoch_.notify_all();
+  for (auto& w : workers_) w.join();
+}
+
+void Team::run(int num_operations, const int32_t* counts, const std::function<void(int, int, int)>& work) {
+  int first = 0;
+  while (first < num_operations && counts[first] == 0) first++;
+  if (first == num_operations) return;
+  // A worker that still looks at the last run sees an operation before base_ and leaves it alone.
+  uint32_t base = end_.load(std::memory_order_relaxed) + 1;
+  if (base > 0xe00000u) base = 2;  // 24 bits of it are kept. Nobody has slept since it was 2 last.
+  counts_.store(counts, std::memory_order_relaxed);
+  work_.store(&work, std::memory_order_relaxed);
+  done_.store(0, std::memory_order_relaxed);
+  base_.store(base, std::memory_order_relaxed);
+  end_.store(base + (uint32_t)num_operations, std::memory_order_relaxed);
+  next_.store(Word{base + (uint32_t)first, (uint32_t)counts[first], 0}.packed(), std::memory_order_release);
+  if (!workers_.empty()) {
+    epoch_.fetch_add(1, std::memory_order_release);
+    epoch_.notify_all();
+  }
+  take_part(0, true);
+}
+
+void Team::take_part(int thread, bool until_end) {
+  int looks = 0;
+  while (true) {
+    uint64_t seen = next_.load(std::memory_order_acquire);
+    const Word word = Word::of(seen);
+    uint32_t base = base_.load(std::memory_order_relaxed), end = end_.load(std::memory_order_relaxed);
+    if (word.operation < base || word.operation >= end) {
+      if (until_end || ++looks > spin_) return;
+      pause_a_bit();
+      continue;
+    }
+    if (word.item >= word.count) {
+      // Others are busy with the last items. After a while the core is theirs.
+      if (++looks > 4096) sched_yield();
+      else pause_a_bit();
+      continue;
+    }
+    if (!next_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel, std::memory_order_relaxed)) continue;
+    // Now it is ours, and the run cannot end without it: what it points to is there.
+    looks = 0;
+    base = base_.load(std::memory_order_relaxed);
+    end = end_.load(std::memory_order_relaxed);
+    (*work_.load(std::memory_order_relaxed))((int)(word.operation - base), (int)word.item, thread);
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == (int32_t)word.count) {
+      const int32_t* counts = counts_.load(std::memory_order_relaxed);
+      uint32_t following = word.operation + 1;
+      while (following < end && counts[following - base] == 0) following++;
+      uint32_t count = following < end ? (uint32_t)counts[following - base] : 0;
+      done_.store(0, std::memory_order_relaxed);
+      next_.store(Word{following, count, 0}.packed(), std::memory_order_release);
+    }
+  }
+}
+
+void Team::idle(int thread) {
+  while (!stop_.load()) {
+    uint32_t epoch = epoch_.load(std::memory_order_acquire);
+    take_part(thread, false);
+    if (stop_.load()) return;
+    epoch_.wait(epoch, std::memory_order_acquire);
+  }
+}

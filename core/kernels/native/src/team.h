@@ -1,0 +1,43 @@
+// A few threads that claim the items of one operation after another from a counter.
+//
+// Nobody waits for a thread to arrive: an operation is over when its items are done, whoever did them. So a thread that the
+// system has put aside holds nothing up unless it was put aside inside an item.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <thread>
+#include <vector>
+
+class Team {
+ public:
+  // threads: in all, the caller's included. spin: looks at the counter before an idle thread sleeps.
+  Team(int threads, int spin);
+  ~Team();
+
+  // Runs `work(operation, item, thread)` for each item of each operation; operations follow one another. counts: items each.
+  // At most 2^20 - 1 items an operation.
+  void run(int num_operations, const int32_t* counts, const std::function<void(int, int, int)>& work);
+  int size() const { return (int)workers_.size() + 1; }
+
+ private:
+  void take_part(int thread, bool until_end);
+  void idle(int thread);
+
+  // The number of an operation, how many items it has, and its next item, in one word: a thread that comes late to an
+  // operation that is over must not need to look anywhere else to see that.
+  struct Word {
+    uint32_t operation, count, item;
+    uint64_t packed() const { return (uint64_t)operation << 40 | (uint64_t)count << 20 | item; }
+    static Word of(uint64_t w) { return {(uint32_t)(w >> 40), (uint32_t)(w >> 20) & 0xfffff, (uint32_t)w & 0xfffff}; }
+  };
+  alignas(64) std::atomic<uint64_t> next_{Word{1, 0, 0}.packed()};
+  alignas(64) std::atomic<int32_t> done_{0};
+  alignas(64) std::atomic<uint32_t> base_{2}, end_{2};
+  std::atomic<const int32_t*> counts_{nullptr};
+  std::atomic<const std::function<void(int, int, int)>*> work_{nullptr};
+  alignas(64) std::atomic<uint32_t> epoch_{0};
+  std::atomic<bool> stop_{false};
+  int spin_;
+  std::vector<std::thread> workers_;
+};

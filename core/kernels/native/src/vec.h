@@ -1,0 +1,311 @@
+// Vectors of 16 lanes in three dialects. Kernels are written once, over these.
+// V: 16 floats. D: 16 running integer sums of products of four. U: 64 unsigned bytes.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace HR_ISA {
+
+#if defined(HR_AVX512)
+
+struct V { __m512 x; };
+struct I { __m512i x; };
+using U = __m512i;
+static inline V load(const float* p) { return {_mm512_loadu_ps(p)}; }
+static inline void store(float* p, V v) { _mm512_storeu_ps(p, v.x); }
+static inline V load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p)}; }
+static inline void store_n(float* p, V v, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v.x); }
+static inline V set1(float f) { return {_mm512_set1_ps(f)}; }
+static inline V add(V a, V b) { return {_mm512_add_ps(a.x, b.x)}; }
+static inline V sub(V a, V b) { return {_mm512_sub_ps(a.x, b.x)}; }
+static inline V mul(V a, V b) { return {_mm512_mul_ps(a.x, b.x)}; }
+static inline V div(V a, V b) { return {_mm512_div_ps(a.x, b.x)}; }
+static inline V fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
+static inline V max(V a, V b) { return {_mm512_max_ps(a.x, b.x)}; }
+static inline V min(V a, V b) { return {_mm512_min_ps(a.x, b.x)}; }
+static inline V abs(V a) { return {_mm512_abs_ps(a.x)}; }
+struct Bad { __mmask16 m = 0; };
+static inline void watch(Bad& b, V v) { b.m |= _mm512_cmp_ps_mask(v.x, v.x, _CMP_UNORD_Q); }
+static inline bool any(Bad b) { return b.m != 0; }
+static inline V load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+static inline void store_half(uint16_t* p, V v) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(v.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+static inline V load_bf16(const uint16_t* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
+}
+// Lanes first <= lane < end keep their value, the others become `other`.
+static inline V keep(V v, int first, int end, float other) {
+  uint32_t m = (end >= 16 ? 0xffffu : end <= 0 ? 0u : (1u << end) - 1) & ~(first <= 0 ? 0u : first >= 16 ? 0xffffu : (1u << first) - 1);
+  return {_mm512_mask_blend_ps((__mmask16)m, _mm512_set1_ps(other), v.x)};
+}
+static inline I to_int(V v) { return {_mm512_cvtps_epi32(v.x)}; }
+static inline V to_float(I v) { return {_mm512_cvtepi32_ps(v.x)}; }
+// 2 to the power of whole n, -126 ... 127.
+static inline V power_of_two(I n) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n.x, _mm512_set1_epi32(127)), 23))};
+}
+static inline void store_bytes(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(v.x)); }
+
+static inline U load_u(const uint8_t* p) { return _mm512_loadu_si512(p); }
+static inline U low(U u) { return _mm512_and_si512(u, _mm512_set1_epi8(15)); }
+static inline U high(U u) { return _mm512_and_si512(_mm512_srli_epi16(u, 4), _mm512_set1_epi8(15)); }
+struct D { __m512i x; };
+static inline D d_zero() { return {_mm512_setzero_si512()}; }
+using B = __m512i;
+static inline B four(const int8_t* p) { int32_t v; std::memcpy(&v, p, 4); return _mm512_set1_epi32(v); }
+static inline __m512i dp(__m512i acc, __m512i u, __m512i s) { return _mm512_dpbusd_epi32(acc, u, s); }
+static inline D dot4(D d, U w, B s) { return {dp(d.x, w, s)}; }
+static inline V to_float(D d) { return {_mm512_cvtepi32_ps(d.x)}; }
+
+#elif defined(HR_AVX2)
+
+struct V { __m256 x, y; };
+struct I { __m256i x, y; };
+struct U { __m256i x, y; };
+static inline V load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline void store(float* p, V v) { _mm256_storeu_ps(p, v.x); _mm256_storeu_ps(p + 8, v.y); }
+static inline V set1(float f) { __m256 v = _mm256_set1_ps(f); return {v, v}; }
+static inline V add(V a, V b) { return {_mm256_add_ps(a.x, b.x), _mm256_add_ps(a.y, b.y)}; }
+static inline V sub(V a, V b) { return {_mm256_sub_ps(a.x, b.x), _mm256_sub_ps(a.y, b.y)}; }
+static inline V mul(V a, V b) { return {_mm256_mul_ps(a.x, b.x), _mm256_mul_ps(a.y, b.y)}; }
+static inline V div(V a, V b) { return {_mm256_div_ps(a.x, b.x), _mm256_div_ps(a.y, b.y)}; }
+static inline V fma(V a, V b, V c) { return {_mm256_fmadd_ps(a.x, b.x, c.x), _mm256_fmadd_ps(a.y, b.y, c.y)}; }
+static inline V max(V a, V b) { return {_mm256_max_ps(a.x, b.x), _mm256_max_ps(a.y, b.y)}; }
+static inline V min(V a, V b) { return {_mm256_min_ps(a.x, b.x), _mm256_min_ps(a.y, b.y)}; }
+static inline V abs(V a) {
+  const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  return {_mm256_and_ps(a.x, m), _mm256_and_ps(a.y, m)};
+}
+struct Bad { __m256 m = _mm256_setzero_ps(); };
+static inline void watch(Bad& b, V v) {
+  b.m = _mm256_or_ps(b.m, _mm256_or_ps(_mm256_cmp_ps(v.x, v.x, _CMP_UNORD_Q), _mm256_cmp_ps(v.y, v.y, _CMP_UNORD_Q)));
+}
+static inline bool any(Bad b) { return _mm256_movemask_ps(b.m) != 0; }
+static inline V load_half(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+static inline void store_half(uint16_t* p, V v) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(v.x, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(v.y, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline V load_bf16(const uint16_t* p) {
+  __m256i x = _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+  __m256i y = _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + 8))), 16);
+  return {_mm256_castsi256_ps(x), _mm256_castsi256_ps(y)};
+}
+static inline V keep(V v, int first, int end, float other) {
+  const __m256i lx = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), ly = _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15);
+  const __m256i f = _mm256_set1_epi32(first - 1), e = _mm256_set1_epi32(end);
+  const __m256 o = _mm256_set1_ps(other);
+  __m256i mx = _mm256_and_si256(_mm256_cmpgt_epi32(lx, f), _mm256_cmpgt_epi32(e, lx));
+  __m256i my = _mm256_and_si256(_mm256_cmpgt_epi32(ly, f), _mm256_cmpgt_epi32(e, ly));
+  return {_mm256_blendv_ps(o, v.x, _mm256_castsi256_ps(mx)), _mm256_blendv_ps(o, v.y, _mm256_castsi256_ps(my))};
+}
+static inline I to_int(V v) { return {_mm256_cvtps_epi32(v.x), _mm256_cvtps_epi32(v.y)}; }
+static inline V to_float(I v) { return {_mm256_cvtepi32_ps(v.x), _mm256_cvtepi32_ps(v.y)}; }
+static inline V power_of_two(I n) {
+  const __m256i bias = _mm256_set1_epi32(127);
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.x, bias), 23)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.y, bias), 23))};
+}
+static inline void store_bytes(int8_t* p, I v) {
+  __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.x, v.y), 0xd8);
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+}
+
+static inline U load_u(const uint8_t* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+static inline U low(U u) {
+  const __m256i m = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(u.x, m), _mm256_and_si256(u.y, m)};
+}
+static inline U high(U u) { return low({_mm256_srli_epi16(u.x, 4), _mm256_srli_epi16(u.y, 4)}); }
+// Sums of pairs in 16 bits. A group has 8 of them a lane: 8 * 2 * 15 * 127 = 30480 fits.
+struct D { __m256i x, y; };
+static inline D d_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+using B = __m256i;
+static inline B four(const int8_t* p) { int32_t v; std::memcpy(&v, p, 4); return _mm256_set1_epi32(v); }
+static inline D dot4(D d, U w, B s) {
+  d = {_mm256_add_epi16(d.x, _mm256_maddubs_epi16(w.x, s)), _mm256_add_epi16(d.y, _mm256_maddubs_epi16(w.y, s))};
+  // Kept here, or the compiler gathers the additions of a group at its end, and spills what it then has to hold.
+  asm volatile("" : "+x"(d.x), "+x"(d.y));
+  return d;
+}
+static inline V to_float(D d) {
+  const __m256i one = _mm256_set1_epi16(1);
+  return {_mm256_cvtepi32_ps(_mm256_madd_epi16(d.x, one)), _mm256_cvtepi32_ps(_mm256_madd_epi16(d.y, one))};
+}
+// 8-bit weights are two planes of 4 bits, so that the same holds: the sum of a group is that of the low plane and 16 times
+// that of the high one.
+#define HR_PLANES
+static inline I to_int(D d, int weight) {
+  const __m256i w = _mm256_set1_epi16((int16_t)weight);
+  return {_mm256_madd_epi16(d.x, w), _mm256_madd_epi16(d.y, w)};
+}
+static inline V to_float(I low_sum, D h) {
+  I s = to_int(h, 16);
+  return {_mm256_cvtepi32_ps(_mm256_add_epi32(low_sum.x, s.x)), _mm256_cvtepi32_ps(_mm256_add_epi32(low_sum.y, s.y))};
+}
+
+#else
+
+struct V { float f[16]; };
+struct I { int32_t i[16]; };
+struct U { uint8_t u[64]; };
+#define HR_EACH for (int j = 0; j < 16; j++)
+static inline V load(const float* p) { V r; std::memcpy(r.f, p, 64); return r; }
+static inline void store(float* p, V v) { std::memcpy(p, v.f, 64); }
+static inline V set1(float f) { V r; HR_EACH r.f[j] = f; return r; }
+static inline V add(V a, V b) { HR_EACH a.f[j] += b.f[j]; return a; }
+static inline V sub(V a, V b) { HR_EACH a.f[j] -= b.f[j]; return a; }
+static inline V mul(V a, V b) { HR_EACH a.f[j] *= b.f[j]; return a; }
+static inline V div(V a, V b) { HR_EACH a.f[j] /= b.f[j]; return a; }
+static inline V fma(V a, V b, V c) { HR_EACH c.f[j] += a.f[j] * b.f[j]; return c; }
+static inline V max(V a, V b) { HR_EACH a.f[j] = a.f[j] > b.f[j] ? a.f[j] : b.f[j]; return a; }
+static inline V min(V a, V b) { HR_EACH a.f[j] = a.f[j] < b.f[j] ? a.f[j] : b.f[j]; return a; }
+static inline V abs(V a) { HR_EACH a.f[j] = std::fabs(a.f[j]); return a; }
+struct Bad { bool m = false; };
+static inline void watch(Bad& b, V v) { HR_EACH b.m |= std::isnan(v.f[j]); }
+static inline bool any(Bad b) { return b.m; }
+static inline float half_to_float(uint16_t h) {
+  uint32_t sign = (uint32_t)(h & 0x8000) << 16, e = (h >> 10) & 31, m = h & 1023, bits;
+  if (e == 31) bits = sign | 0x7f800000 | (m << 13);
+  else if (e) bits = sign | ((e + 112) << 23) | (m << 13);
+  else { float f = (float)m * 5.9604644775390625e-8f; std::memcpy(&bits, &f, 4); bits |= sign; }
+  float f; std::memcpy(&f, &bits, 4); return f;
+}
+static inline uint16_t float_to_half(float f) {
+  uint32_t bits; std::memcpy(&bits, &f, 4);
+  uint16_t sign = (uint16_t)((bits >> 16) & 0x8000); bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return sign | 0x7e00;
+  if (bits >= 0x477ff000) return sign | 0x7c00;
+  if (bits < 0x38800000) {
+    float a; std::memcpy(&a, &bits, 4);
+    return sign | (uint16_t)std::nearbyintf(a * 16777216.0f);
+  }
+  uint32_t rest = bits & 0x1fff, h = (bits - 0x38000000) >> 13;
+  return sign | (uint16_t)(h + (rest > 0x1000 || (rest == 0x1000 && (h & 1))));
+}
+static inline V load_half(const uint16_t* p) { V r; HR_EACH r.f[j] = half_to_float(p[j]); return r; }
+static inline void store_half(uint16_t* p, V v) { HR_EACH p[j] = float_to_half(v.f[j]); }
+static inline V load_bf16(const uint16_t* p) {
+  V r; HR_EACH { uint32_t b = (uint32_t)p[j] << 16; std::memcpy(&r.f[j], &b, 4); } return r;
+}
+static inline V keep(V v, int first, int end, float other) {
+  HR_EACH if (j < first || j >= end) v.f[j] = other;
+  return v;
+}
+static inline I to_int(V v) { I r; HR_EACH r.i[j] = (int32_t)std::nearbyintf(v.f[j]); return r; }
+static inline V to_float(I v) { V r; HR_EACH r.f[j] = (float)v.i[j]; return r; }
+static inline V power_of_two(I n) {
+  V r; HR_EACH { uint32_t b = (uint32_t)(n.i[j] + 127) << 23; std::memcpy(&r.f[j], &b, 4); } return r;
+}
+static inline void store_bytes(int8_t* p, I v) {
+  HR_EACH p[j] = (int8_t)(v.i[j] < -128 ? -128 : v.i[j] > 127 ? 127 : v.i[j]);
+}
+static inline U load_u(const uint8_t* p) { U r; std::memcpy(r.u, p, 64); return r; }
+static inline U low(U u) { for (auto& b : u.u) b &= 15; return u; }
+static inline U high(U u) { for (auto& b : u.u) b >>= 4; return u; }
+struct D { int32_t i[16]; };
+static inline D d_zero() { return {}; }
+struct B { int8_t s[4]; };
+static inline B four(const int8_t* p) { B b; std::memcpy(b.s, p, 4); return b; }
+static inline D dot4(D d, const U& w, B s) {
+  HR_EACH d.i[j] += w.u[4 * j] * s.s[0] + w.u[4 * j + 1] * s.s[1] + w.u[4 * j + 2] * s.s[2] + w.u[4 * j + 3] * s.s[3];
+  return d;
+}
+static inline V to_float(D d) { V r; HR_EACH r.f[j] = (float)d.i[j]; return r; }
+
+#endif
+
+#if !defined(HR_AVX512)
+static inline V load_n(const float* p, int n) {
+  float t[16] = {};
+  std::memcpy(t, p, (size_t)n * 4);
+  return load(t);
+}
+static inline void store_n(float* p, V v, int n) {
+  float t[16];
+  store(t, v);
+  std::memcpy(p, t, (size_t)n * 4);
+}
+#endif
+
+static inline V zero() { return set1(0.0f); }
+static inline V neg(V a) { return sub(zero(), a); }
+
+// Across lanes, always in the same order: halves, quarters, pairs.
+#if defined(HR_AVX2)
+static inline float sum(V v) {
+  __m256 a = _mm256_add_ps(v.x, v.y);
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+static inline float largest(V v) {
+  __m256 a = _mm256_max_ps(v.x, v.y);
+  __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+#elif defined(HR_AVX512)
+static inline __m256 upper_half(__m512 v) { return _mm512_extractf32x8_ps(v, 1); }
+static inline float sum(V v) {
+  __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v.x), upper_half(v.x));
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+static inline float largest(V v) {
+  __m256 a = _mm256_max_ps(_mm512_castps512_ps256(v.x), upper_half(v.x));
+  __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+#else
+static inline float sum(V v) {
+  float t[16];
+  store(t, v);
+  for (int n = 8; n; n >>= 1)
+    for (int j = 0; j < n; j++) t[j] += t[j + n];
+  return t[0];
+}
+static inline float largest(V v) {
+  float t[16];
+  store(t, v);
+  for (int n = 8; n; n >>= 1)
+    for (int j = 0; j < n; j++) t[j] = t[j] > t[j + n] ? t[j] : t[j + n];
+  return t[0];
+}
+#endif
+
+// e to the power of x within 2 units in the last place; 0 below -87.3. After Cody and Waite's reduction, a polynomial of
+// degree 6 with the Taylor coefficients: |r| <= ln(2)/2, where its error is 1.1e-7 of the value.
+static inline V exp(V x) {
+  V t = max(min(x, set1(88.0f)), set1(-104.0f));
+  V n = to_float(to_int(mul(t, set1(1.44269504088896341f))));
+  n = max(n, set1(-126.0f));
+  V r = fma(n, set1(-0.693359375f), t);
+  r = fma(n, set1(2.12194440e-4f), r);
+  V p = set1(1.0f / 720);
+  p = fma(p, r, set1(1.0f / 120));
+  p = fma(p, r, set1(1.0f / 24));
+  p = fma(p, r, set1(1.0f / 6));
+  p = fma(p, r, set1(0.5f));
+  p = fma(p, r, set1(1.0f));
+  p = fma(p, r, set1(1.0f));
+  V y = mul(p, power_of_two(to_int(n)));
+  // Far below, the polynomial would be asked outside its range.
+  V small = min(max(mul(add(x, set1(87.3f)), set1(1e30f)), zero()), set1(1.0f));
+  return mul(y, small);
+}
+static inline V sigmoid(V x) { return div(set1(1.0f), add(set1(1.0f), exp(neg(x)))); }
+static inline V tanh(V x) { return sub(set1(1.0f), div(set1(2.0f), add(exp(add(x, x)), set1(1.0f)))); }
+
+}  // namespace HR_ISA

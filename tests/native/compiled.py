@@ -1,0 +1,55 @@
+"""Models of the compiled kernels for the tests, and what the machine speaks."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.core.kernels.native import dialect
+from headrace.core.kernels.native.model import NativeModel
+from headrace.core.model.load import load
+from headrace.hooks.protocols import Architecture, Attention, Quantizer
+from headrace.plugins.native_attention import NativeAttention
+from headrace.plugins.unquantized import Unquantized
+from tests.model.tiny import open_checkpoint
+
+BLOCK_SIZE = 16
+DIALECTS = [name for name in ("avx512", "avx2", "portable") if dialect(name)]
+
+pytestmark = pytest.mark.skipif(dialect() is None, reason="the kernels were not compiled: there is no C++ compiler")
+
+
+def open_native(
+    path: Path,
+    architecture: Architecture,
+    *,
+    quantizer: Quantizer | None = None,
+    attention: Attention | None = None,
+    dialect: str = DIALECTS[0] if DIALECTS else "",
+    num_threads: int = 2,
+    num_blocks: int = 60,
+) -> NativeModel:
+    """Load what lies at *path*; its KV cache is full of NaN but for the null block."""
+    checkpoint = open_checkpoint(path)
+    model = load(
+        checkpoint.artifact,
+        checkpoint,
+        architecture,
+        quantizer or Unquantized(),
+        attention or NativeAttention(),
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        dialect=dialect,
+        num_threads=num_threads,
+    )
+    checkpoint.close()
+    assert isinstance(model, NativeModel)
+    model.store.pool[1:] = torch.nan
+    return model
+
+
+def ints(*numbers: int) -> array[int]:
+    return array("i", numbers)

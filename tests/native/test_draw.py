@@ -1,0 +1,176 @@
+"""The fused draw against its definition, row by row, with a sort and running sums in float64."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.core.kernels.native import abi
+from headrace.core.kernels.native.draw import Drawer, slots
+from headrace.core.uniform import uniforms
+from tests.native.compiled import DIALECTS, pytestmark
+
+__all__ = ["pytestmark"]
+
+
+@pytest.fixture(scope="module", params=DIALECTS)
+def engine(request):
+    """The library's threads, without a model."""
+    lib = abi.library()
+    program = abi.Program()
+    made = lib.hr_create(ctypes.byref(program), request.param.encode(), 2, 100)
+    yield made
+    lib.hr_destroy(made)
+
+
+def defined(row, temperature, top_k, top_p, min_p, uniform):
+    """The id, and how near the number came to a border of the running sum."""
+    x = row.double().numpy()
+    order = np.lexsort((np.arange(len(x)), -x))
+    order = order[x[order] > -math.inf]
+    weights = np.exp((x[order] - x[order[0]]) / temperature)
+    if top_k > 0:
+        order, weights = order[:top_k], weights[:top_k]
+    if top_p < 1:
+        before = np.cumsum(weights) - weights
+        kept = before < (top_p - 1e-6) * weights.sum()
+        kept[0] = True
+        order, weights = order[kept], weights[kept]
+    if min_p > 0:
+        kept = weights >= min_p * (1 - 1e-6)
+        order, weights = order[kept], weights[kept]
+    by_id = np.argsort(order)
+    order, sums = order[by_id], np.cumsum(weights[by_id]) / weights.sum()
+    hit = int(np.searchsorted(sums, uniform, side="right"))
+    return int(order[min(hit, len(order) - 1)]), float(np.abs(sums - uniform).min())
+
+
+def ask(engine, logits, uniforms, **params):
+    rows = slots(len(logits))
+    for name, value in params.items():
+        rows[name] = value
+    rows["uniform"] = uniforms
+    return Drawer(engine).draw(logits, rows, list(range(len(logits))))
+
+
+SETTINGS = [
+    {},
+    {"temperature": 0.5},
+    {"top_k": 1},
+    {"top_k": 40},
+    {"top_k": 5000},
+    {"top_p": 0.9},
+    {"top_p": 0.05},
+    {"top_p": 0.999, "temperature": 3.0},
+    {"min_p": 0.1},
+    {"min_p": 1.0},
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.02},
+    {"top_k": 300, "top_p": 0.5},
+]
+
+
+@pytest.mark.parametrize("vocab_size", [5, 64, 1000, 4099])
+@pytest.mark.parametrize("params", SETTINGS, ids=str)
+def test_what_is_drawn_is_what_the_definition_says(engine, params, vocab_size):
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randn(40, vocab_size, generator=generator) * torch.rand(40, 1, generator=generator) * 8
+    logits[7, ::3] = -math.inf
+    uniforms = torch.rand(40, generator=generator, dtype=torch.float64).numpy()
+    before = logits.clone()
+
+    ids, tops = ask(engine, logits, uniforms, **params)
+
+    full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | params
+    for row, (found, uniform) in enumerate(zip(ids, uniforms, strict=True)):
+        expected, near = defined(logits[row], uniform=uniform, **full)
+        assert found == expected or near < 1e-5, f"row {row}"
+    assert tops == pytest.approx(logits.amax(-1).tolist())
+    assert torch.equal(logits, before)
+
+
+def test_a_flat_row_is_cut_where_the_sum_is_reached(engine):
+    logits = torch.zeros(3, 4000)
+
+    ids, _ = ask(engine, logits, [0.0, 0.5, 1 - 2.0**-53], top_p=0.25)
+
+    assert ids[0] == 0
+    assert abs(ids[1] - 500) <= 1
+    assert 998 <= ids[2] <= 1000
+
+
+def test_of_equals_the_smaller_ids_are_kept(engine):
+    logits = torch.full((50, 200), -1.0)
+    logits[:, 100:110] = 2.0
+
+    ids, _ = ask(engine, logits, np.linspace(0, 0.999, 50), top_k=3)
+
+    assert set(ids) == {100, 101, 102}
+
+
+def test_greedy_takes_the_first_of_the_likeliest(engine):
+    logits = torch.randn(6, 500)
+    logits[:, [77, 300]] = 50.0
+
+    ids, _ = ask(engine, logits, np.zeros(6), temperature=0.0)
+
+    assert ids == [77] * 6
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_row_with_something_that_is_no_number_draws_nothing_and_the_others_do(engine, value):
+    logits = torch.randn(4, 333)
+    logits[1, 332] = value
+    logits[3] = -math.inf
+
+    ids, tops = ask(engine, logits, np.full(4, 0.5), top_k=5)
+
+    assert [token_id >= 0 for token_id in ids] == [True, False, True, False]
+    assert not math.isfinite(tops[1])
+    assert tops[3] == -math.inf
+
+
+def test_what_is_ruled_out_is_never_drawn(engine):
+    logits = torch.full((100, 300), -math.inf)
+    logits[:, 250] = -3.0
+    logits[:, 13] = -5.0
+
+    for params in SETTINGS:
+        ids, _ = ask(engine, logits, np.linspace(0, 1 - 2.0**-53, 100), **params)
+        assert set(ids) <= {13, 250}
+
+
+def test_shares_of_draws_follow_the_probabilities(engine):
+    """Chi-square over 20 tokens, 0.999 quantile for 19 degrees of freedom."""
+    logits = torch.linspace(-2, 2, 20).expand(20_000, 20).contiguous()
+    uniforms = np.random.default_rng(8).random(20_000)
+
+    ids, _ = ask(engine, logits, uniforms)
+
+    expected = logits[0].softmax(0).numpy() * len(ids)
+    found = np.bincount(ids, minlength=20)
+    assert ((found - expected) ** 2 / expected).sum() < 43.8
+
+
+def test_numbers_are_those_of_the_counter(engine):
+    """A token is where its running sum passes the number; 10⁵ equal tokens tell five digits of it."""
+    seeds, positions, choices = [0, 1, 2**64 - 1, 12345, 7], [0, 5, 2**33, 1, 99], [0, 3, 1, 0, 2**31]
+    rows = slots(5)
+    rows["seed"], rows["position"], rows["choice"] = np.array(seeds, np.uint64), positions, choices
+
+    ids, _ = Drawer(engine).draw(torch.zeros(5, 100_000), rows, list(range(5)))
+
+    assert [token_id / 1e5 for token_id in ids] == pytest.approx(uniforms(seeds, choices, positions).tolist(), abs=2e-5)
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 7}, {"top_p": 0.8, "temperature": 0.7}], ids=str)
+def test_a_row_draws_alone_what_it_draws_in_company(engine, params):
+    logits = torch.randn(9, 1000)
+    together = ask(engine, logits, np.linspace(0, 0.9, 9), **params)
+
+    alone = [ask(engine, logits[i : i + 1].clone(), [0.9 * i / 8], **params)[0][0] for i in range(9)]
+
+    assert together[0] == alone

@@ -1,0 +1,80 @@
+"""Every family on the compiled kernels, in every instruction set this machine speaks, against transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace.plugins.sdpa import Sdpa
+from tests.model.tiny import batch
+from tests.model.tiny_families import FAMILIES, GPT2_SIZES, architecture, make, reference_logits, write
+from tests.native.compiled import DIALECTS, open_native, pytestmark
+
+__all__ = ["pytestmark"]
+PROMPT = [(7 * i * i + 3 * i) % 99 for i in range(70)]
+# Keys and values in float16 round to 11 bits; logits here are of the order of 1 to 10.
+TOLERANCE = 4e-2
+WHOLE_HEADS = {"head_dim": 16}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory):
+    """A family whose heads are whole vectors, its model by transformers, and a folder with it."""
+    found = FAMILIES[request.param]
+    changes = WHOLE_HEADS
+    if request.param == "gpt2":
+        changes = {"n_head": GPT2_SIZES["n_embd"] // 16}
+    elif request.param == "phi3":  # Its heads divide the model's width.
+        changes = {"hidden_size": 96, "head_dim": 16}
+    reference = make(found, **changes)
+    return found, reference, write(found, reference, "safetensors", tmp_path_factory.mktemp("family"))
+
+
+def far(found, expected):
+    assert found.shape == expected.shape
+    return float((found - expected).abs().max())
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_logits_equal_those_of_transformers(family, dialect):
+    kind, reference, path = family
+    model = open_native(path, architecture(kind), dialect=dialect)
+
+    logits = model.forward(batch((PROMPT, 0, range(1, 6))))
+
+    assert far(logits, reference_logits(reference, PROMPT)) < TOLERANCE
+
+
+def test_with_a_cache_in_float32_they_are_as_close_as_the_reference(family):
+    """A stranger's attention ends the compiled segments, and keeps its own cache."""
+    kind, reference, path = family
+    model = open_native(path, architecture(kind), attention=Sdpa())
+
+    logits = model.forward(batch((PROMPT, 0, range(1, 6))))
+
+    assert model.breaks["attend"] == model.program.num_layers
+    assert far(logits, reference_logits(reference, PROMPT)) < 1e-4
+
+
+def test_a_batch_equals_each_alone_to_the_bit(family):
+    """A decode past the window, a chunk, and a fresh prompt, in one step. Mixtures of experts are torch's affair."""
+    kind, _, path = family
+    tables = [3, 5, 7], [4, 8, 6], [11, 10]
+    model = open_native(path, architecture(kind))
+    model.forward(batch((PROMPT[:40], 0, tables[0]), (PROMPT[20:50], 0, tables[1])))
+    steps = [(PROMPT[40:41], 40, tables[0]), (PROMPT[50:58], 30, tables[1]), (PROMPT[5:30], 0, tables[2])]
+
+    together = model.forward(batch(*steps)).clone()
+    alone = torch.cat([model.forward(batch(step)).clone() for step in steps])
+
+    if model.breaks:
+        assert far(together, alone) < 1e-4
+    else:
+        assert torch.equal(together, alone)
+
+
+def test_only_experts_end_a_segment(family):
+    kind, _, path = family
+    model = open_native(path, architecture(kind))
+
+    assert set(model.breaks) <= {"moe"}

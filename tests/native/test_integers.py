@@ -1,0 +1,139 @@
+"""Products of integers against the same arithmetic in torch, and the promise that bits do not depend on company."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from headrace.core.kernels.native.abi import Storage
+from headrace.core.kernels.quantized import QuantizedLinear
+from headrace.core.model.load import load
+from headrace.plugins.integers import Integers
+from headrace.plugins.llama import Llama
+from headrace.plugins.native_attention import NativeAttention
+from headrace.plugins.sdpa import Sdpa
+from tests.model.tiny import batch, open_checkpoint, transformers_model
+from tests.native.compiled import DIALECTS, open_native, pytestmark
+
+__all__ = ["pytestmark"]
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+PROMPT = [(5 * i * i + i) % 90 for i in range(75)]
+
+
+@pytest.fixture(scope="module", params=[16, 32])
+def path(tmp_path_factory, request):
+    """A model whose heads are half a group of integers wide, or a whole one."""
+    folder = tmp_path_factory.mktemp("integers")
+    transformers_model(**{**SIZES, "head_dim": request.param}).save_pretrained(folder)
+    return folder
+
+
+def integers(bits):
+    return Integers(bits, 8)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_logits_equal_the_same_arithmetic_in_torch(path, bits, dialect):
+    checkpoint = open_checkpoint(path)
+    reference = load(checkpoint.artifact, checkpoint, Llama(), integers(bits), Sdpa(), num_blocks=20, block_size=16)
+    step = batch((PROMPT, 0, range(1, 6)))
+    expected = reference.forward(step)
+    far = []
+    for attention in (Sdpa(), NativeAttention()):
+        model = open_native(path, Llama(), quantizer=integers(bits), attention=attention, dialect=dialect)
+        far.append(float((model.forward(step) - expected).abs().mean()))
+
+    # A value at the border of two integers may fall to either side: a step of 1/127 of its group's largest. With keys
+    # and values in float16 more of them do.
+    assert far[0] < 0.002
+    assert far[1] < 0.04
+
+
+@pytest.mark.parametrize("bits", [4, 8, None])
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("company", [1, 2, 3, 7, 32])
+def test_bits_do_not_depend_on_company(path, bits, dialect, company):
+    """Decodes beside 0 to 31 others, on blocks whose unused slots are NaN."""
+    model = open_native(path, Llama(), quantizer=integers(bits), dialect=dialect, num_blocks=100)
+    prompts = [[(i * 13 + j) % 90 for j in range(3 + i % 29)] for i in range(company)]
+    tables = [[3 * i + 1, 3 * i + 2, 3 * i + 3] for i in range(company)]
+    model.forward(batch(*((prompt, 0, table) for prompt, table in zip(prompts, tables, strict=True))))
+    decodes = [([7], len(prompt), table) for prompt, table in zip(prompts, tables, strict=True)]
+
+    together = model.forward(batch(*decodes)).clone()
+    alone = torch.cat([model.forward(batch(decode)).clone() for decode in decodes])
+
+    assert torch.isfinite(together).all()
+    assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("bits", [4, None])
+@pytest.mark.parametrize("cuts", [(1,), (16,), (31, 32, 33), (7, 14, 70), tuple(range(1, 75))])
+def test_bits_do_not_depend_on_how_a_prompt_is_cut(path, bits, cuts):
+    model = open_native(path, Llama(), quantizer=integers(bits))
+    whole = model.forward(batch((PROMPT, 0, range(1, 6)))).clone()
+    model.store.pool[1:] = torch.nan
+    bounds = [0, *cuts, len(PROMPT)]
+
+    parts = [
+        model.forward(batch((PROMPT[start:stop], start, [9, 4, 31, 2, 17]))).clone()
+        for start, stop in itertools.pairwise(bounds)
+    ]
+
+    assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3, 4])
+def test_bits_do_not_depend_on_threads(path, num_threads):
+    step = batch((PROMPT, 0, range(1, 6)))
+    logits = [open_native(path, Llama(), quantizer=integers(4), num_threads=n).forward(step) for n in (2, num_threads)]
+
+    assert torch.equal(*logits)
+
+
+def test_a_weight_that_is_not_a_number_is_seen_in_the_logits(path):
+    model = open_native(path, Llama(), quantizer=integers(4))
+    queries = next(matrix for matrix in model.lowered.matrices if not isinstance(matrix, torch.Tensor))
+    queries.data[0, 0, -64:] = 255  # Scales and offsets of a group of the first 16 outputs, in float16.
+
+    assert not torch.isfinite(model.forward(batch((PROMPT, 0, range(1, 6))))).all()
+
+
+class Doubled(nn.Module):
+    """A stranger's product, which only torch can run."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) * 2 / 2
+
+
+class Strange(Integers):
+    """Gives one kind of matrix back as something the library does not know."""
+
+    def linear(self, name, weight, bias):
+        made = super().linear(name, weight, bias)
+        return Doubled(made) if name.endswith(".down") else made
+
+
+def test_a_strangers_product_ends_a_segment_and_the_next_goes_on(path):
+    step = batch((PROMPT, 0, range(1, 6)))
+    model = open_native(path, Llama(), quantizer=Strange(8, 8))
+    plain = open_native(path, Llama(), quantizer=integers(8))
+
+    assert model.breaks == {"linear": model.program.num_layers}
+    assert (model.forward(step) - plain.forward(step)).abs().mean() < 0.02
+
+
+def test_the_head_keeps_8_bits(path):
+    checkpoint = open_checkpoint(path)
+    linear = integers(4).linear("head", checkpoint.tensor("lm_head.weight"), None)
+
+    assert isinstance(linear, QuantizedLinear)
+    assert linear.packed.storage is Storage.Q8
