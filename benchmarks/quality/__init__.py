@@ -1,0 +1,1 @@
+"""How faithful this engine and others are to float32, on three texts."""

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# llama.cpp's server and benchmarks, built for this processor from the source that llama-cpp-python's source distribution
+# carries. 10 to 20 minutes on two cores.   setup/llamacpp.sh FOLDER
+set -euo pipefail
+folder=$(realpath -m "${1:?the folder of the peers}")
+version=${LLAMA_CPP_PYTHON:-0.3.36}
+mkdir -p "$folder/llamacpp"
+cd "$folder/llamacpp"
+[ -x build-env/bin/cmake ] || { python3 -m venv build-env && build-env/bin/pip install -q cmake ninja scikit-build-core; }
+export PATH="$PWD/build-env/bin:$PATH"
+if [ ! -d source ]; then
+  pip download -q --no-deps --no-binary :all: --no-build-isolation -d . "llama-cpp-python==$version"
+  mkdir source.new
+  tar xzf "llama_cpp_python-$version.tar.gz" -C source.new --strip-components 1
+  # It names a repository that is not in the archive, and CMake would configure anew each time it looks for it.
+  rm -f source.new/vendor/llama.cpp/.git
+  mv source.new source
+fi
+cmake -S source/vendor/llama.cpp -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF \
+  -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF
+cmake --build build -j "${JOBS:-2}" \
+  --target llama-quantize llama-perplexity llama-bench llama-batched-bench llama-server
+ln -sfn build/bin bin
