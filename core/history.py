@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..hooks.protocols import History
+
 IntArray = npt.NDArray[np.int64]
 
 
@@ -128,3 +130,29 @@ class TokenHistory:
 
     def _tensor(self, values: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+class OwnHistory:
+    """`hooks.protocols.History` for a stranger: the slots of one call and no others, as copies of its own."""
+
+    def __init__(self, history: History, slots: list[int]) -> None:
+        self._history = history
+        self._slots = frozenset(slots)
+
+    def prompt(self, slot: int) -> Tensor:
+        return self._history.prompt(self._own(slot)).clone()
+
+    def output(self, slot: int) -> Tensor:
+        return self._history.output(self._own(slot)).clone()
+
+    def output_counts(self, slot: int) -> tuple[Tensor, Tensor]:
+        ids, counts = self._history.output_counts(self._own(slot))
+        return ids.clone(), counts.clone()
+
+    def seen(self, slot: int) -> Tensor:
+        return self._history.seen(self._own(slot)).clone()
+
+    def _own(self, slot: int) -> int:
+        if slot not in self._slots:
+            raise ValueError(f"the slot must be one of this call's, {sorted(self._slots)}, got {slot}")
+        return slot

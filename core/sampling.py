@@ -6,7 +6,6 @@ requests, text or endings.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -16,11 +15,14 @@ from msgspec import Struct
 from torch import Tensor
 
 from ..hooks.errors import RequestError, RequestFailed
-from ..hooks.messages import UNKNOWN_TOKEN, Admit, Fork, Release, TokenLogprobs
+from ..hooks.messages import UNKNOWN_TOKEN, Admit, Fork, PluginTime, Release, TokenLogprobs
 from ..hooks.params import GREEDY_BELOW
-from .chain import DrawRows, OnCall, Processor, check, failure, select, unusable, who
+from .chain import DrawRows, OnCall, Processor, select
+from .containment import Ledger
+from .draw import Draw
+from .fused import FusedTail
 from .history import TokenHistory
-from .uniform import uniforms
+from .kernels.native.draw import Drawer
 
 if TYPE_CHECKING:
     from ..hooks.components import Bound
@@ -36,6 +38,7 @@ class Draws(Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs]
     errors: dict[int, RequestError]
+    plugins: tuple[PluginTime, ...] = ()
 
 
 class Owner(Struct, frozen=True, kw_only=True):
@@ -53,6 +56,8 @@ class SamplingState:
         chain: logits processors in running order, a group a phase; `Admit.chain` has their parameters, flattened.
         sampler: draws for the slots that are not greedy.
         on_call: told whose code runs now, each time before it does; for a watchdog.
+        ledger: where what they cost and their failures are noted.
+        drawer: draws in compiled code what the built-in end of a chain would.
     """
 
     def __init__(
@@ -63,12 +68,15 @@ class SamplingState:
         chain: Sequence[Sequence[Bound]],
         sampler: Bound,
         on_call: OnCall = lambda who: None,
+        ledger: Ledger | None = None,
         device: str = "cpu",
+        drawer: Drawer | None = None,
     ) -> None:
-        self._vocab_size = vocab_size
-        self._processors = [Processor(bound, on_call) for group in chain for bound in group]
-        self._sampler = sampler
-        self._on_call = on_call
+        ledger = ledger or Ledger()
+        self._processors = [Processor(bound, on_call, ledger) for group in chain for bound in group]
+        self._sampler = Draw(sampler, on_call, ledger, vocab_size)
+        self._drawer = drawer
+        self._fused = FusedTail(self._processors, self._sampler, num_slots, drawer) if drawer is not None else None
         self._device = device
         self._history = TokenHistory(num_slots, device)
         self._owners: list[Owner | None] = [None] * num_slots
@@ -90,9 +98,9 @@ class SamplingState:
         """The id drawn last for *slot*; `UNKNOWN_TOKEN` before its first."""
         return self._last[slot]
 
-    def last_tokens(self, slots: list[int]) -> Tensor:
+    def last_tokens(self, slots: list[int]) -> list[int]:
         """The ids drawn last for *slots*, `[len(slots)]` int64."""
-        return torch.tensor([self._last[slot] for slot in slots], dtype=torch.int64, device=self._device)
+        return [self._last[slot] for slot in slots]
 
     def draw(
         self, logits: Tensor, slots: list[int], positions: list[int], drafts: Sequence[int] | None = None
@@ -109,14 +117,21 @@ class SamplingState:
         if not owners:
             return Draws(token_ids=[], logprobs={}, errors={})
         with torch.inference_mode():
-            rows = DrawRows(logits, slots, positions, [owner.greedy for owner in owners], self._history)
+            keys = [(owner.admitted.params.seed or 0, owner.admitted.choice) for owner in owners]
+            greedy = [owner.greedy for owner in owners]
+            tops = None if self._drawer is None else self._drawer.tops
+            rows = DrawRows(logits, slots, positions, greedy, self._history, keys, tops)
             return self._draw(rows, owners, drafts or [NO_DRAFT] * len(slots))
 
     def _admit(self, op: Admit) -> None:
         self._history.admit(op.slot, op.prompt_ids, op.output_ids)
         self._last[op.slot] = op.output_ids[-1] if op.output_ids else UNKNOWN_TOKEN
         greedy = op.params.temperature < GREEDY_BELOW
+        if self._fused is not None:
+            self._fused.admit(op)
         refusals = [processor.admit(op, params) for processor, params in zip(self._processors, op.chain, strict=True)]
+        if not greedy:
+            refusals.append(self._sampler.admit(op))
         if op.params.seed is None and not greedy:
             refusals.append(RequestFailed("a drawn request must have its seed settled before it starts, found none"))
         refusal = next((refusal for refusal in refusals if refusal is not None), None)
@@ -130,11 +145,15 @@ class SamplingState:
         self._admit(msgspec.structs.replace(source, slot=op.slot, choice=op.choice, output_ids=output_ids))
 
     def _release(self, slot: int) -> None:
+        owner = self._owners[slot]
+        well = owner is not None and owner.refusal is None and self._last[slot] != UNKNOWN_TOKEN
+        for processor in self._processors:
+            processor.release(slot, well=well)
+        if well and owner is not None and not owner.greedy:
+            self._sampler.release()
         self._history.release(slot)
         self._owners[slot] = None
         self._last[slot] = UNKNOWN_TOKEN
-        for processor in self._processors:
-            processor.slots.discard(slot)
 
     def _owner(self, slot: int) -> Owner:
         owner = self._owners[slot]
@@ -143,16 +162,29 @@ class SamplingState:
 
     def _draw(self, drawing: DrawRows, owners: list[Owner], drafts: Sequence[int]) -> Draws:
         drawing.errors.update({row: owner.refusal for row, owner in enumerate(owners) if owner.refusal is not None})
-        for row, largest in unusable(drawing.logits):
-            reason = f"the model's largest logit must be finite for a token to be drawn, found {largest}"
-            drawing.errors.setdefault(row, RequestFailed(reason))
+        before = self._processors if self._fused is None else self._fused.before
+        fused = [] if self._fused is None else self._fused.rows(drawing)
+        strangers = any(processor.slots and not processor.trusted for processor in before)
+        # The compiled draw looks at what it is given. Else it is looked at here, before a processor is blamed for it.
+        drawing.judged_later = len(fused) + len(drawing.errors) == len(owners) and not strangers
+        if not drawing.judged_later:
+            for row, largest in drawing.unusable(drawing.logits):
+                drawing.errors.setdefault(row, _not_finite(largest))
         num_top = {row: n for row, owner in enumerate(owners) if (n := owner.admitted.params.logprobs) is not None}
         # Taken before any processor writes: clients are told the model's own distribution.
         scores = drawing.logits[list(num_top)].log_softmax(-1) if num_top else None
-        for processor in self._processors:
+        for processor in before:
             if processor.slots:
                 processor.apply(drawing)
-        token_ids = self._keep(drawing, self._choose(drawing, owners), drafts)
+        chosen = self._draw_fused(drawing, [row for row in fused if row not in drawing.errors])
+        if len(chosen) < len(owners):
+            for processor in self._processors[len(before) :]:
+                if processor.slots:
+                    processor.apply(drawing)
+        token_ids = self._keep(drawing, self._choose(drawing, owners, chosen), drafts)
+        for row, error in drawing.errors.items():
+            # Its row in the step that is planned already asks no plugin again.
+            self._owners[drawing.slots[row]] = msgspec.structs.replace(owners[row], refusal=error)
         logprobs = (
             {}
             if scores is None
@@ -162,7 +194,7 @@ class SamplingState:
                 if token_ids[row] >= 0
             }
         )
-        return Draws(token_ids=token_ids, logprobs=logprobs, errors=drawing.errors)
+        return Draws(token_ids=token_ids, logprobs=logprobs, errors=drawing.errors, plugins=tuple(drawing.plugins))
 
     def _keep(self, drawing: DrawRows, token_ids: list[int], drafts: Sequence[int]) -> list[int]:
         """Remember what was drawn. After a wrong guess nothing counts, neither a token nor an error."""
@@ -177,40 +209,35 @@ class SamplingState:
             previous = token_ids[row]
         return token_ids
 
-    def _choose(self, drawing: DrawRows, owners: list[Owner]) -> list[int]:
-        """The token of each row: the likeliest where greedy, else the sampler's; `UNKNOWN_TOKEN` with an error."""
-        live = [row for row in range(len(owners)) if row not in drawing.errors]
+    def _draw_fused(self, drawing: DrawRows, rows: list[int]) -> dict[int, int]:
+        """Row → token, for the *rows* that the compiled draw does."""
+        if self._fused is None or not rows:
+            return {}
+        drawn = self._fused.draw(drawing, rows)
+        drawing.done = frozenset(rows)
+        for row, (token_id, largest) in drawn.items():
+            if token_id < 0:
+                drawing.errors[row] = _not_finite(largest)
+        return {row: token_id for row, (token_id, _) in drawn.items()}
+
+    def _choose(self, drawing: DrawRows, owners: list[Owner], chosen: dict[int, int]) -> list[int]:
+        """The token of each row: the likeliest where greedy, else the sampler's; `UNKNOWN_TOKEN` with an error.
+
+        Args:
+            chosen: row → token, where that is known already.
+        """
+        live = [row for row in range(len(owners)) if row not in drawing.errors and row not in chosen]
         greedy = [row for row in live if drawing.greedy[row]]
         drawn = [row for row in live if not drawing.greedy[row]]
-        chosen: dict[int, int] = {}
         if greedy:
             chosen.update(zip(greedy, argmax(select(drawing.logits, greedy)[0]), strict=True))
         if drawn:
-            chosen.update(self._sample(drawing, drawn, [owners[row].admitted for row in drawn]))
+            chosen.update(self._sampler.draw(drawing, drawn))
         return [chosen.get(row, UNKNOWN_TOKEN) for row in range(len(owners))]
 
-    def _sample(self, drawing: DrawRows, rows: list[int], admitted: list[Admit]) -> dict[int, int]:
-        """Row → the id the sampler drew for it. One that may not be drawn is an error of its row."""
-        logits, _ = select(drawing.logits, rows)
-        seeds = [owner.params.seed or 0 for owner in admitted]
-        numbers = uniforms(seeds, [owner.choice for owner in admitted], [drawing.positions[row] for row in rows])
-        self._on_call(who("sampler", self._sampler))
-        try:
-            ids = self._sampler.component.sample(
-                logits, torch.from_numpy(numbers).to(logits.device), drawing.rows(rows)
-            )
-            check(ids, [len(rows)], torch.int64)
-        except BaseException as error:  # As in `Processor.apply`.
-            drawing.errors.update({row: failure("sampler", self._sampler, error) for row in rows})
-            return {}
-        inside = ids.clamp(0, self._vocab_size - 1)
-        allowed = (inside == ids) & (logits.gather(1, inside[:, None])[:, 0] > -math.inf)
-        drawn = dict(zip(rows, ids.tolist(), strict=True))
-        for row, right in zip(rows, allowed.tolist(), strict=True):
-            if not right:
-                reason = ValueError(f"a token that is not ruled out must be drawn, found {drawn.pop(row)}")
-                drawing.errors[row] = failure("sampler", self._sampler, reason)
-        return drawn
+
+def _not_finite(largest: float) -> RequestFailed:
+    return RequestFailed(f"the model's largest logit must be finite for a token to be drawn, found {largest}")
 
 
 def argmax(logits: Tensor) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from msgspec import Struct
@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from ..hooks.protocols import Event, RequestEnded, StepDone, TokensDelivered
 
 if TYPE_CHECKING:
-    from ..core.engine import EngineStatistics, ModelInfo
+    from ..core.engine import EngineStatistics, ModelInfo, PluginCost
 
 _LATENCY: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _STEP: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -82,6 +82,22 @@ METRICS: Final = (
     Row("headrace_channel_messages", "counter", "Messages sent.", ("channel",), of_engine=True),
     Row("headrace_channel_wait_seconds", "counter", "Time messages lay in a channel.", ("channel",), of_engine=True),
     Row("headrace_channel_blocked_seconds", "counter", "Time senders waited for room.", ("channel",), of_engine=True),
+    Row("headrace_plugin_seconds", "counter", "Time in a plugin's calls.", ("plugin", "slot"), of_engine=True),
+    Row("headrace_plugin_calls", "counter", "Calls of a plugin.", ("plugin", "slot"), of_engine=True),
+    Row(
+        "headrace_plugin_errors",
+        "counter",
+        "Calls of a plugin that raised, gave back what cannot be used, or took too long.",
+        ("plugin", "slot"),
+        of_engine=True,
+    ),
+    Row(
+        "headrace_plugin_quarantined",
+        "gauge",
+        "Components of a plugin that failed too often in a row and are not called any more.",
+        ("plugin", "slot"),
+        of_engine=True,
+    ),
 )
 """Every metric of our own."""
 
@@ -120,8 +136,8 @@ class Translation(Protocol):
 
 
 Value = float | Histogram
-Values = Mapping[str, Value | Mapping[str, Value]]
-"""Name of a metric → its value, or with one label: its values by label."""
+Values = Mapping[str, Value | Mapping[str, Value] | Mapping[tuple[str, ...], Value]]
+"""Name of a metric → its value, or with labels: its values by label, or by several."""
 
 
 class Metrics(Collector):
@@ -243,9 +259,11 @@ def _table(rows: Iterable[Row]) -> Iterator[str]:
         yield f"| `{row.shown}` | {row.kind} | {labels} | {row.doc} |"
 
 
-def _family(row: Row, value: Value | Mapping[str, Value]) -> Metric:
-    by_label = value if isinstance(value, Mapping) else {None: value}
-    return family(row, {() if label is None else (label,): each for label, each in sorted(by_label.items())})
+def _family(row: Row, value: Value | Mapping[str, Value] | Mapping[tuple[str, ...], Value]) -> Metric:
+    if not isinstance(value, Mapping):
+        return family(row, {(): value})
+    values = {(labels,) if isinstance(labels, str) else labels: each for labels, each in value.items()}
+    return family(row, dict(sorted(values.items(), key=lambda item: item[0])))
 
 
 def family(row: Row, values: Mapping[tuple[str, ...], Value]) -> Metric:
@@ -283,4 +301,12 @@ def _of_engine(statistics: EngineStatistics) -> Values:
         "headrace_channel_messages": {each.name: each.num_messages for each in statistics.channels},
         "headrace_channel_wait_seconds": {each.name: each.wait_s for each in statistics.channels},
         "headrace_channel_blocked_seconds": {each.name: each.blocked_s for each in statistics.channels},
+        "headrace_plugin_seconds": _by_plugin(statistics.plugins, lambda cost: cost.seconds),
+        "headrace_plugin_calls": _by_plugin(statistics.plugins, lambda cost: cost.calls),
+        "headrace_plugin_errors": _by_plugin(statistics.plugins, lambda cost: cost.errors),
+        "headrace_plugin_quarantined": _by_plugin(statistics.plugins, lambda cost: cost.quarantined),
     }
+
+
+def _by_plugin(costs: Iterable[PluginCost], field: Callable[[PluginCost], float]) -> dict[tuple[str, ...], Value]:
+    return {(cost.plugin, cost.slot): field(cost) for cost in costs}

@@ -37,6 +37,7 @@ class Live:
         "sequence",
         "siblings",
         "tokens",
+        "turn",
     )
 
     def __init__(self, sequence: Sequence, tokens: array[int], *, num_prompt: int, max_tokens: int) -> None:
@@ -66,6 +67,8 @@ class Live:
         self.num_preemptions = 0
         self.siblings = 0
         """Choices to fork from it when its prompt has been computed."""
+        self.turn = 0.0
+        """See `turns`."""
         self.key: tuple[object, ...] = ()
         """Its place among the waiting."""
 
@@ -112,6 +115,9 @@ class Live:
             num_tokens=len(self.tokens),
             num_preemptions=self.num_preemptions,
             tenant=request.tenant,
+            deadline=request.deadline,
+            num_left=self.max_tokens - self.num_outputs,
+            turn=self.turn,
         )
 
     def running_view(self) -> RunningView:
@@ -123,6 +129,10 @@ class Live:
             num_blocks=len(self.blocks),
             num_preemptions=self.num_preemptions,
             parked=request.mailbox.parked,
+            tenant=request.tenant,
+            deadline=request.deadline,
+            num_left=self.max_tokens - self.num_outputs,
+            turn=self.turn,
         )
 
     def __repr__(self) -> str:

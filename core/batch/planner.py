@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 from msgspec import Struct
 
 from ...hooks.errors import ContextTooLong, RequestError, RequestFailed, TimedOut
 from ...hooks.messages import Admit, Delta, Fork, Prompt, Release, Request, Sampled, SampledRow, Sequence, Step
 from ...hooks.protocols import SchedulerPolicy
+from ..containment import Account
 from ..kv.blocks import BlockPool
 from .draft import Draft
 from .growth import Growth
 from .live import Live
 from .ngram import Guesser
 from .sharing import Sharing
+from .turns import Turns
+from .waiting import Waiting
 
 CANDIDATES = 256
 """Waiting sequences looked at in one step; those behind them are not reached this time."""
@@ -63,6 +64,7 @@ class Planner:
         end_ids: tokens that end an answer.
         on_retired: called when the line holds nothing of a request any more.
         clock: seconds.
+        account: the policy's; None: one that nobody reads.
     """
 
     def __init__(
@@ -74,13 +76,13 @@ class Planner:
         end_ids: frozenset[int],
         on_retired: Callable[[Request], None],
         clock: Callable[[], float],
+        account: Account | None = None,
     ) -> None:
         self.limits = limits
         self.pool = pool
         self.counters: Counter[str] = Counter()
         self.next_index = 0
         self.completed = -1
-        self._policy = policy
         self._end_ids = end_ids
         self._on_retired = on_retired
         self._clock = clock
@@ -90,8 +92,8 @@ class Planner:
         self._lives: dict[Sequence, Live] = {}
         self._of_request: dict[Request, list[Live]] = {}
         self._running: list[Live] = []
-        self._waiting: list[tuple[Any, ...]] = []
-        """(key, index of the sequence, sequence), sorted."""
+        self._waiting = Waiting(policy, account or Account("scheduler_policy", "", ""), clock)
+        self._turns = Turns()
         self._ending: list[Live] = []
         self._parked: dict[Request, float] = {}
         self._free_slots = list(range(limits.num_slots - 1, -1, -1))
@@ -151,9 +153,10 @@ class Planner:
             max_tokens=min(left, request.params.max_tokens or left),
         )
         live.siblings = request.params.n - 1
+        live.turn = self._turns.take(request.tenant, live.num_prompt + request.params.n * live.max_tokens)
         self._lives[live.sequence] = live
         self._of_request[request] = [live]
-        self._wait(live)
+        self._waiting.add(live)
         if request.mailbox.parked:
             self._parked[request] = self._clock()
 
@@ -212,6 +215,10 @@ class Planner:
         for live in [live for live in self._ending if live.last_step <= self.completed]:
             self._ending.remove(live)
             self._return_blocks(live)
+
+    def follow(self, policy: SchedulerPolicy, account: Account) -> None:
+        """From the next step on, *policy* orders all that wait and run."""
+        self._waiting.follow(policy, account)
 
     # ── planning ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -292,8 +299,7 @@ class Planner:
     def _admit(self, draft: Draft) -> None:
         """Let the waiting in, in the policy's order, while a step has room and memory does."""
         active = sum(1 for live in self._running if not live.request.mailbox.parked)
-        for entry in self._waiting[:CANDIDATES]:
-            live = entry[2]
+        for live in self._waiting.first(CANDIDATES):
             if live.request.mailbox.parked or live.sequence.unwanted:
                 continue
             if not self._has_place(draft) or active + 1 + live.siblings > max(
@@ -305,7 +311,7 @@ class Planner:
                 continue
             if not self._fits(live, found):
                 return
-            self._unwait(live)
+            self._waiting.remove(live)
             self._start(live, found)
             active += 1 + live.siblings
             draft.prefill(live, self._chunk(live, draft))
@@ -323,7 +329,7 @@ class Planner:
         parked = [
             other for other in self._running if other.request.mailbox.parked and other.last_step <= self.completed
         ]
-        for other in self._by_victim(parked):
+        for other in self._waiting.victims(parked):
             self._preempt_now(other)
             if fits():
                 return True
@@ -343,6 +349,7 @@ class Planner:
             request.num_cached_tokens = live.num_computed
             self.counters["cached_tokens"] += live.num_computed
             self.counters["prompt_tokens"] += live.num_prompt
+            self._turns.started(live.turn)
         if live.sequence.slot < 0:
             live.sequence.slot = self._free_slots.pop()
             self._slot_ops.append(
@@ -354,6 +361,8 @@ class Planner:
                     end_ids=self._end_ids | frozenset(request.params.stop_token_ids),
                     prompt_ids=live.tokens[: live.num_prompt],
                     output_ids=live.tokens[live.num_prompt :],
+                    sampler=request.sampler,
+                    stack=request.stack,
                 )
             )
         self._note_state(request)
@@ -371,6 +380,7 @@ class Planner:
         sequence = self._sequence(leader.request, choice)
         live = Live(sequence, array("i", leader.tokens), num_prompt=leader.num_prompt, max_tokens=leader.max_tokens)
         sequence.slot = self._free_slots.pop()
+        live.turn = leader.turn
         live.blocks = list(leader.blocks)
         self.pool.share(live.blocks)
         live.digests = list(leader.digests)
@@ -408,7 +418,7 @@ class Planner:
         while not self.pool.num_free:
             if self._ending or any(other.leaving for other in self._running):
                 return False  # Blocks are coming with the next results.
-            victim = next(iter(self._by_victim(self._running)))
+            victim = next(iter(self._waiting.victims(self._running)))
             if victim is live and len(self._running) == 1:
                 self.fail(
                     live.request,
@@ -426,15 +436,6 @@ class Planner:
                 return False
         return True
 
-    def _by_victim(self, lives: Iterable[Live]) -> list[Live]:
-        """Who leaves first: the parked, then as the policy says."""
-
-        def key(live: Live) -> tuple[object, ...]:
-            view = live.running_view()
-            return (view.parked, *self._policy.victim(view))
-
-        return sorted(lives, key=key, reverse=True)
-
     def _preempt_now(self, live: Live) -> None:
         """Give the blocks back and wait again. The sampling state stays in its slot."""
         self.counters["preemptions"] += 1
@@ -447,7 +448,7 @@ class Planner:
         self._running.remove(live)
         live.running = False
         self._return_blocks(live)
-        self._wait(live)
+        self._waiting.add(live)
         self._note_state(live.request)
 
     def _return_blocks(self, live: Live) -> None:
@@ -468,13 +469,6 @@ class Planner:
     def _sequence(self, request: Request, choice: int) -> Sequence:
         self._num_sequences += 1
         return Sequence(index=self._num_sequences, request=request, choice=choice)
-
-    def _wait(self, live: Live) -> None:
-        live.key = self._policy.order(live.waiting_view(), self._clock())
-        insort(self._waiting, (live.key, live.sequence.index, live))
-
-    def _unwait(self, live: Live) -> None:
-        del self._waiting[bisect_left(self._waiting, (live.key, live.sequence.index))]
 
     def _take(self, live: Live, row: SampledRow) -> None:
         """Note what a step brought for *live*."""
@@ -511,7 +505,7 @@ class Planner:
             self._running.remove(live)
             live.running = False
         else:
-            self._unwait(live)
+            self._waiting.remove(live)
         if live.last_step > self.completed:
             self._ending.append(live)
         else:
@@ -522,6 +516,8 @@ class Planner:
         lives.remove(live)
         if not lives:
             del self._of_request[live.request]
+            unused = live.request.params.n * live.max_tokens - live.request.num_output_tokens
+            self._turns.give_back(live.request.tenant, unused)
             self._parked.pop(live.request, None)
             self._on_retired(live.request)
 
