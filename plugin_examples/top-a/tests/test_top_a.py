@@ -2,6 +2,13 @@ import torch
 from top_a import Params, TopA
 
 from headrace.hooks.protocols import Context, Rows, SamplingContext
+from headrace.testing import LogitsProcessorContract
+
+
+class TestTopA(LogitsProcessorContract):
+    plugin = "top_a"
+    name = "top-a"
+    params = ({"ratio": 0.2}, {"ratio": 0.5, "power": 1.0}, {"ratio": 0})
 
 
 def test_it_keeps_what_the_formula_keeps():
