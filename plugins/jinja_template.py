@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -96,6 +97,9 @@ class JinjaTemplate:
         names: further names for the template, such as `bos_token`.
         control_tokens: texts that do not count as such where users write them.
 
+    Attributes:
+        digest: of the templates, for the fingerprint of the stack.
+
     Raises:
         ModelError: a template does not compile, or fails on a plain message.
     """
@@ -105,6 +109,7 @@ class JinjaTemplate:
     ) -> None:
         env = environment()
         self._sources = dict(templates)
+        self.digest = sha256(repr(sorted(self._sources.items())).encode()).hexdigest()[:16]
         self._templates = {name: _compile(env, name, source) for name, source in templates.items()}
         self._names = dict(names)
         longest_first = sorted(control_tokens, key=len, reverse=True)
