@@ -5,40 +5,42 @@ Start-up only; runs in a worker thread. Everything it chooses goes through the r
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
-import structlog
 import trio
 from msgspec import Struct
 
-from ..hooks.chain import build_sampling
 from ..hooks.decode import Use
 from ..hooks.errors import ConfigError, MemoryPlanError, ModelError
-from ..hooks.origins import Where
+from ..hooks.origins import Where, no_origin
 from ..hooks.program import Checkpoint, Linear, Program
-from ..hooks.protocols import Architecture, Context, Executor, SamplingContext
+from ..hooks.protocols import Architecture, Attention, Context, Executor, Quantizer, SamplingContext
 from ..hooks.registry import Registry
+from ..hooks.reimport import Code
 from ..hooks.settings import Settings
-from ..hooks.stack import Stack, freeze
+from ..hooks.stack import Stack
 from .batch.planner import Limits
 from .compute import Activity, Compute, Runner, watch
+from .containment import Ledger
+from .cpus import usable_cpus
+from .kernels.native import dialect
+from .kernels.native.model import NativeModel
+from .kernels.reference import ReferenceModel
 from .kv.blocks import BlockPool
 from .kv.memory import available_memory
 from .kv.plan import MemoryPlan, estimate_step_bytes, kv_bytes_per_token, plan
 from .model.load import load, resolve, weight_bytes
-from .parts import ModelInfo, Parts, Progress
+from .parts import ModelInfo, Parts, Progress, Restacked, RestackOffLoop
+from .restack import Restack, build_stack, default_params, discover
 from .sampling import SamplingState
 
-FLOAT32_BYTES = 4
+KV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 FORWARD_STALL = 10
 """A step of a large model may take long; it hangs when it takes this many times what a plugin may."""
 
-log = structlog.get_logger()
 WhereOf = Callable[[str], Where]
 
 
@@ -50,13 +52,10 @@ class Opened(Struct, frozen=True, kw_only=True):
     checkpoint: Checkpoint
     architecture: Architecture
     program: Program
+    quantizer: Quantizer
+    attention: Attention
     memory: MemoryPlan
     max_model_len: int
-
-
-def no_origin(key: str) -> Where:
-    """Where a setting comes from, for those who do not know."""
-    return Where(tuple(key.split(".")))
 
 
 def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) -> Parts:
@@ -68,11 +67,15 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
     opened = open_model(settings, progress, where)
     checkpoint, line = opened.checkpoint, settings.line
     num_slots = line.max_running + line.max_waiting
-    stack = _build_stack(opened, settings, num_slots, where)
-    tokenizer = stack.tokenizer.component
+    registry, context, code = opened.registry, opened.context, Code()
+    context.sampling = SamplingContext(vocab_size=opened.program.vocab_size, num_slots=num_slots)
+    chosen = registry.build("tokenizer", settings.model.tokenizer, context, where("model.tokenizer"))
+    tokenizer = context.tokenizer = chosen.component
+    defaults = default_params(settings, checkpoint.generation)
+    stack = build_stack(registry, context, settings, where, chosen, code, defaults=defaults)
     activity = Activity()
-    runner = _build_runner(opened, settings, stack, num_slots, activity, progress, where)
-    defaults = _defaults(settings, checkpoint)
+    ledger = Ledger(quarantine_after=settings.plugins.quarantine_after, slow_call_s=settings.plugins.slow_call_s)
+    runner = _build_runner(opened, settings, stack, num_slots, activity, ledger, progress, where)
     checkpoint.close()
     return Parts(
         info=ModelInfo(
@@ -95,7 +98,7 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
             num_guesses=line.guesses,
             park_timeout_s=line.park_timeout_s,
         ),
-        executor=_on_thread(runner, settings.model.threads or len(os.sched_getaffinity(0))),
+        executor=_on_thread(runner, settings.model.threads or usable_cpus()),
         end_ids=tokenizer.end_ids,
         max_token_bytes=max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.num_tokens)),
         defaults=defaults,
@@ -109,28 +112,18 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
             forward_stall_s=FORWARD_STALL * line.plugin_stall_s,
         ),
         report=opened.memory.describe(),
+        ledger=ledger,
+        restack=_off_loop(Restack(context, chosen, checkpoint.generation, code)),
     )
 
 
-def _build_stack(opened: Opened, settings: Settings, num_slots: int, where: WhereOf) -> Stack:
-    """What stands between a request and its tokens. Later parts find the earlier ones in the context."""
-    registry, context = opened.registry, opened.context
-    tokenizer = registry.build("tokenizer", settings.model.tokenizer, context, where("model.tokenizer"))
-    context.tokenizer = tokenizer.component
-    template = registry.build("chat_template", settings.model.chat_template, context, where("model.chat_template"))
-    context.sampling = SamplingContext(vocab_size=opened.program.vocab_size, num_slots=num_slots)
-    chain, sampler = build_sampling(registry, settings.sampling, context, where("sampling"))
-    return freeze(
-        tokenizer=tokenizer,
-        chat_template=template,
-        policy=registry.build("scheduler_policy", settings.line.policy, context, where("line.policy")),
-        chain=chain,
-        sampler=sampler,
-        observers=tuple(
-            registry.build("observer", use, context, where("observers") / index)
-            for index, use in enumerate(settings.observers)
-        ),
-    )
+def _off_loop(restack: Restack) -> RestackOffLoop:
+    limiter = trio.CapacityLimiter(1)
+
+    async def run(settings: Settings, before: Settings, where: WhereOf, old: Stack, /) -> Restacked:
+        return await trio.to_thread.run_sync(restack, settings, before, where, old, limiter=limiter)
+
+    return run
 
 
 def _build_runner(
@@ -139,51 +132,56 @@ def _build_runner(
     stack: Stack,
     num_slots: int,
     activity: Activity,
+    ledger: Ledger,
     progress: Progress,
     where: WhereOf,
 ) -> Runner:
     """The model with its weights and KV cache, and the sampling state beside it."""
 
-    def component(slot: str, use: Use, key: str) -> Any:
-        return opened.registry.build(slot, use, opened.context, where(key)).component
-
-    model = load(
-        opened.checkpoint.artifact,
-        opened.checkpoint,
-        opened.architecture,
-        component("quantizer", settings.model.quantizer, "model.quantizer"),
-        component("attention", settings.model.attention, "model.attention"),
-        num_blocks=opened.memory.num_blocks + 1,
-        block_size=opened.memory.block_size,
-        progress=progress,
-    )
+    model = load_model(opened, settings, progress)
     sampling = SamplingState(
         num_slots=num_slots,
         vocab_size=opened.program.vocab_size,
         chain=[group for _, group in stack.chain],
         sampler=stack.sampler,
         on_call=activity.enter,
+        ledger=ledger,
+        drawer=model.drawer if isinstance(model, NativeModel) else None,
     )
     return Runner(model, sampling, block_size=opened.memory.block_size, activity=activity)
 
 
+def load_model(opened: Opened, settings: Settings, progress: Progress) -> ReferenceModel | NativeModel:
+    """The model, with its weights and an empty KV cache."""
+    return load(
+        opened.checkpoint.artifact,
+        opened.checkpoint,
+        opened.architecture,
+        opened.quantizer,
+        opened.attention,
+        num_blocks=opened.memory.num_blocks + 1,
+        block_size=opened.memory.block_size,
+        dialect=opened.context.kernels,
+        num_threads=settings.model.threads or usable_cpus(),
+        progress=progress,
+    )
+
+
 def open_model(settings: Settings, progress: Progress, where: WhereOf = no_origin) -> Opened:
     """Everything that can be known without reading weights."""
-    plugins = settings.plugins
-    registry = Registry.discover(
-        disable=plugins.disable, allow=plugins.allow, strict=plugins.strict, where=where("plugins")
-    )
-    for info in registry.report():
-        if info.state == "failed":
-            log.warning("plugin failed to load", plugin=str(info), reason=info.reason)
+    registry = discover(settings, where)
     context = Context()
     sources = {component.name: component.build(context).component for component in registry.offered("model_source")}
     artifact = resolve(settings.model.uri, sources, progress)
     loader = registry.build("weight_loader", Use(use=artifact.kind), context).component
     checkpoint: Checkpoint = loader.open(artifact)
     context.checkpoint = checkpoint
+    context.kernels = _kernels(settings, where)
+    context.block_size = settings.line.block_size
     architecture = _architecture(registry, settings, checkpoint, where)
-    program = architecture.program(checkpoint)
+    program = context.program = architecture.program(checkpoint)
+    quantizer = registry.build("quantizer", settings.model.quantizer, context, where("model.quantizer")).component
+    attention = registry.build("attention", settings.model.attention, context, where("model.attention")).component
     max_model_len = _max_model_len(settings, program, where)
     return Opened(
         registry=registry,
@@ -191,7 +189,9 @@ def open_model(settings: Settings, progress: Progress, where: WhereOf = no_origi
         checkpoint=checkpoint,
         architecture=architecture,
         program=program,
-        memory=_plan(settings, program, max_model_len),
+        quantizer=quantizer,
+        attention=attention,
+        memory=_plan(settings, program, max_model_len, weight_bytes(program, checkpoint, quantizer), attention),
         max_model_len=max_model_len,
     )
 
@@ -225,14 +225,30 @@ def _max_model_len(settings: Settings, program: Program, where: WhereOf) -> int:
     return asked or program.max_positions
 
 
-def _plan(settings: Settings, program: Program, max_model_len: int) -> MemoryPlan:
+def _kernels(settings: Settings, where: WhereOf) -> str | None:
+    """The instruction set that will run the model; None: the reference."""
+    asked = settings.model.kernels
+    if asked == "reference":
+        return None
+    found = dialect("" if asked in ("auto", "native") else asked)
+    if found is None and asked != "auto":
+        best = dialect()
+        there = "were not built" if best is None else f"speak {best} at best on this processor"
+        raise ConfigError(
+            f"{where('model.kernels')}: {asked} needs the compiled kernels, which {there}; "
+            "take auto, or install with a C++ compiler (g++) at hand"
+        )
+    return found
+
+
+def _plan(settings: Settings, program: Program, max_model_len: int, weights: int, attention: Attention) -> MemoryPlan:
     line = settings.line
     widest = max((program.weights[op.weight].shape[0] for op in program.ops if isinstance(op, Linear)), default=0)
     max_len = max_model_len
     try:
         return plan(
             available_bytes=available_memory(),
-            weight_bytes=weight_bytes(program),
+            weight_bytes=weights,
             step_bytes=estimate_step_bytes(
                 hidden_size=program.hidden_size,
                 intermediate_size=widest,
@@ -249,7 +265,7 @@ def _plan(settings: Settings, program: Program, max_model_len: int) -> MemoryPla
                 num_layers=program.num_layers,
                 num_kv_heads=program.num_kv_heads,
                 head_dim=program.head_dim,
-                dtype_bytes=FLOAT32_BYTES,
+                dtype_bytes=KV_BYTES[getattr(attention, "kv_dtype", "float32")],
             ),
             max_model_len=max_len,
             max_running=line.max_running,
@@ -260,16 +276,6 @@ def _plan(settings: Settings, program: Program, max_model_len: int) -> MemoryPla
         )
     except MemoryPlanError as error:
         raise MemoryPlanError(f"{settings.model.uri}: {error}") from error
-
-
-def _defaults(settings: Settings, checkpoint: Checkpoint) -> Mapping[str, object]:
-    """Sampling parameters of requests that do not set them: the checkpoint's under the operator's."""
-    generation = checkpoint.generation if settings.model.use_generation_config else {}
-    known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    defaults = {name: generation[name] for name in known if generation.get(name) is not None}
-    if generation.get("do_sample") is False:
-        defaults = {"temperature": 0.0}
-    return {**defaults, **settings.sampling.defaults}
 
 
 @contextmanager

@@ -16,15 +16,28 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from time import perf_counter
 from typing import Any, Literal
 
+import msgspec
 import structlog
 import trio
 
-from ..hooks.errors import BadRequest, EngineDied, RequestError, TimedOut, Unavailable
+from ..hooks.components import Bound
+from ..hooks.errors import (
+    BadRequest,
+    ConfigError,
+    Conflict,
+    EngineDied,
+    RequestError,
+    StartError,
+    TimedOut,
+    Unavailable,
+)
+from ..hooks.locks import refuse_locked
 from ..hooks.messages import (
     Cancel,
     ChatPrompt,
@@ -38,28 +51,49 @@ from ..hooks.messages import (
     TextPrompt,
     TokenPrompt,
 )
-from ..hooks.origins import Where
-from ..hooks.protocols import Event, Executor, Observer, RequestEnded
+from ..hooks.origins import Where, no_origin
+from ..hooks.params import GREEDY_BELOW
+from ..hooks.protocols import Event, Executor, Load, Observer, RequestEnded
 from ..hooks.settings import Settings
+from ..hooks.stack import Stack, describe_chain
+from .admission import admit, release
 from .asked import all_in_use, check_ids, settle
 from .batch.planner import Planner
 from .channel import Inbox, Outbox, open_channel
 from .codec import Codec
+from .containment import Account, PluginCost, refuse_quarantined
 from .control import Control
 from .credits import Credits
 from .forward import forward
 from .ingress import ingress
 from .mailbox import Mailbox
-from .parts import DrainReport, EngineStatistics, ModelInfo, Parts, Progress, quiet
+from .parts import DrainReport, EngineStatistics, ModelInfo, Parts, Progress, Reloaded, quiet
+from .restack import close
 from .sample import sample
 from .schedule import MAX_INFLIGHT, Heard, schedule
+from .steptime import Limits, StepTime
 from .stream import stream
 from .timeline import Timeline
 from .tokenize import tokenize
+from .watchers import Watchers
 
 TOKENIZE_WORKERS = 2
 TOKENIZE_RESTARTS = 5
-__all__ = ["DrainReport", "Engine", "EngineStatistics", "ModelInfo", "Parts", "Progress", "plan_memory", "quiet"]
+__all__ = [
+    "DrainReport",
+    "Engine",
+    "EngineStatistics",
+    "Limits",
+    "ModelInfo",
+    "Parts",
+    "PluginCost",
+    "Progress",
+    "Reloaded",
+    "StepTime",
+    "measure_steps",
+    "plan_memory",
+    "quiet",
+]
 
 log = structlog.get_logger()
 
@@ -90,7 +124,9 @@ class Engine:
         self._settings = settings
         self._where = where
         self._parts = parts
-        self._observers = list(observers)
+        self._own_observers = [(each, Account("observer", "", type(each).__name__)) for each in observers]
+        self._observers = self._own_observers
+        self._reloading = False
         self._live: dict[Request, None] = {}
         self._settled = trio.lowlevel.ParkingLot()
         self._num_requests = 0
@@ -121,7 +157,7 @@ class Engine:
     async def _load(self, progress: Progress | None) -> Parts:
         # Threads that spin while they wait for each other stand still together when anything else wants a core.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        from .build import build, no_origin  # Brings torch along, which nobody needs before.
+        from .build import build  # Brings torch along, which nobody needs before.
 
         return await trio.to_thread.run_sync(
             build, self._settings, progress or quiet, self._where or no_origin, abandon_on_cancel=True
@@ -151,7 +187,11 @@ class Engine:
         num_places = parts.limits.num_slots
         self.info, self.defaults, self.report = parts.info, parts.defaults, parts.report
         self._stack = parts.stack
-        self._observers += [bound.component for bound in parts.stack.observers]
+        self._ledger = parts.ledger
+        self._restack = parts.restack
+        self._off_loop = parts.codec_off_loop or parts.off_loop
+        self._observe_with(parts.stack)
+        log.info("order of sampling", chain=describe_chain(parts.stack))
         self._ingress, self._to_ingress = _channel(self, "ingress", num_places, Request)
         self._tokenize, self._to_tokenize = _channel(self, "tokenize", num_places, Request)
         self._schedule, self._to_schedule = _channel(self, "schedule", 3 * num_places + MAX_INFLIGHT + 1, Heard)
@@ -166,7 +206,7 @@ class Engine:
         self._codec = Codec(
             parts.stack.tokenizer.component,
             parts.stack.chat_template.component,
-            off_loop=parts.codec_off_loop or parts.off_loop,
+            off_loop=self._off_loop,
             max_model_len=parts.limits.max_model_len,
             max_bytes=parts.limits.max_model_len * parts.max_token_bytes,
             vocab_size=parts.info.vocab_size,
@@ -179,6 +219,7 @@ class Engine:
             end_ids=parts.end_ids,
             on_retired=self._control.retire,
             clock=trio.current_time,
+            account=parts.ledger.account("scheduler_policy", parts.stack.policy),
         )
 
     def _start(self, nursery: trio.Nursery, parts: Parts, executor: Executor) -> None:
@@ -193,7 +234,16 @@ class Engine:
         start(schedule, self._schedule, self._to_forward, planner=self._planner, control=self._control)
         start(forward, self._forward, self._to_sample, executor=executor)
         start(sample, self._sample, self._to_stream, self._to_schedule.clone(), end_ids=parts.end_ids)
-        start(stream, self._stream, tokenizer=tokenizer, tell=self._control.tell, observe=self._observe)
+        start(
+            stream,
+            self._stream,
+            tokenizer=tokenizer,
+            tell=self._control.tell,
+            observe=self._observe,
+            # Nothing could take the place of the model's own.
+            account=parts.ledger.account("tokenizer", parts.stack.tokenizer, quarantine=False),
+            watch=partial(Watchers, ledger=parts.ledger),
+        )
 
     async def _keep_tokenizing(self, inbox: Inbox[Request], outbox: Outbox[Prompt], *, parts: Parts) -> None:
         """Run `tokenize`; it holds nothing that others need, so a failure is followed by another try."""
@@ -204,7 +254,6 @@ class Engine:
                         inbox.clone(),
                         outbox.clone(),
                         tokenizer=parts.stack.tokenizer.component,
-                        template=parts.stack.chat_template.component,
                         credits=self._credits,
                         max_model_len=parts.limits.max_model_len,
                         max_token_bytes=parts.max_token_bytes,
@@ -235,6 +284,83 @@ class Engine:
             self._to_schedule.close()
         return DrainReport(finished=num_live - cut, cut=cut)
 
+    # ── another stack ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def reload(
+        self, settings: Settings | None = None, *, where: Callable[[str], Where] | None = None
+    ) -> Reloaded:
+        """Build the Stack anew, with new versions of plugins, and answer new requests with it.
+
+        Those that are in the line or at its door stay on the Stack they were resolved on. The scheduler policy and the
+        observers change for all.
+
+        Args:
+            settings: None: those that hold now.
+            where: says where they come from.
+
+        Raises:
+            StartError: it cannot be built; lists all that is in the way. Nothing has changed.
+            Conflict: another reload is under way, or this line cannot.
+            Unavailable: loading, draining or dead.
+        """
+        self._require_ready()
+        if self._restack is None:
+            raise Conflict("this line was made of ready parts and cannot be reloaded; start it from settings")
+        if self._reloading:
+            raise Conflict("another reload is under way; try again when it has ended", code="reload_under_way")
+        self._reloading = True
+        try:
+            after = settings or self._settings
+            try:
+                made = await self._restack(after, self._settings, where or no_origin, self._working())
+            except StartError:
+                raise
+            except (Exception, SystemExit) as error:  # What is imported anew is a stranger's.
+                log.exception("a reload failed")
+                raise ConfigError(f"the new stack cannot be built: {type(error).__name__}: {error}") from error
+            self._require_ready()
+            old, self._settings = self._stack, after
+            self._install(made.stack, made.defaults)
+            report = Reloaded(
+                old=old.fingerprint, new=made.stack.fingerprint, changed=made.changed, plugins=made.plugins
+            )
+            log.info("reloaded", **msgspec.structs.asdict(report), chain=describe_chain(made.stack))
+            kept = {id(bound.component) for bound in made.stack.observers}
+            gone = [bound for bound in old.observers if id(bound.component) not in kept]
+            if gone:
+                await self._off_loop(partial(close, gone))
+        finally:
+            self._reloading = False
+        return report
+
+    def _working(self) -> Stack:
+        """The present Stack, of the components that can be taken over: a reload calls again what was in quarantine."""
+
+        def working(slot: str, bounds: tuple[Bound, ...]) -> tuple[Bound, ...]:
+            return tuple(bound for bound in bounds if self._ledger.account(slot, bound).quarantined is None)
+
+        stack = self._stack
+        return msgspec.structs.replace(
+            stack,
+            admission=working("admission", stack.admission),
+            observers=working("observer", stack.observers),
+        )
+
+    def _install(self, stack: Stack, defaults: Mapping[str, object]) -> None:
+        """All at once, for nobody waits in here: a request is resolved on the one or on the other."""
+        assert self.info is not None
+        old, self._stack, self.defaults = self._stack, stack, defaults
+        self.info = msgspec.structs.replace(self.info, fingerprint=stack.fingerprint)
+        self._codec.follow(stack.chat_template.component)
+        self._planner.follow(stack.policy.component, self._ledger.account("scheduler_policy", stack.policy))
+        self._observe_with(stack)
+        live = {request.stack.revision: request.stack for request in self._live if request.stack is not None}
+        self._ledger.keep([*live.values(), old, stack])
+
+    def _observe_with(self, stack: Stack) -> None:
+        bounds = [(bound.component, self._ledger.account("observer", bound)) for bound in stack.observers]
+        self._observers = [*self._own_observers, *bounds]
+
     def _tell_all(self, error: RequestError) -> None:
         for request in self._live:
             request.mailbox.put(Delta(error=error))
@@ -256,6 +382,8 @@ class Engine:
         timeout_s: float | None = None,
         patience_s: float = 0.0,
         tenant: str = "",
+        sampler: Mapping[str, object] | None = None,
+        stop: Mapping[str, Mapping[str, object]] | None = None,
     ) -> Request:
         """Check what is asked and make a request of it. `close` it in the end, whatever happens.
 
@@ -264,18 +392,23 @@ class Engine:
             extra: parameters of logits processors by name, over those that *params* amount to.
             timeout_s: seconds until the request ends with `TimedOut`.
             patience_s: seconds it may wait at the door for a place in the line.
+            sampler: parameters of the sampler.
+            stop: parameters of stop watchers by name.
 
         Raises:
             BadRequest: names the parameter at fault.
-            Unavailable: loading, draining or dead.
+            Unavailable: loading, draining or dead; or something that it needs is in quarantine.
         """
         self._require_ready()
         assert self.info is not None
+        refuse_locked(self._settings.sampling.locked, params, extra or {}, sampler, stop)
         settled = settle({**self.defaults, **params}, extra or {})
         check_ids(prompt, settled, self.info.vocab_size)
         if settled.n > self._credits.max_sequences:
             raise BadRequest(f"n must be <= {self._credits.max_sequences}, got {settled.n}", param="n")
         chain = self._stack.resolve(settled, extra or {})
+        draws = None if settled.temperature < GREEDY_BELOW else self._stack.sampler
+        refuse_quarantined(self._ledger, self._stack.processors, chain, draws)
         self._num_requests += 1
         now = trio.current_time()
         request = Request(
@@ -292,6 +425,9 @@ class Engine:
             deadline=math.inf if timeout_s is None else now + timeout_s,
             patience_s=patience_s,
             tenant=tenant,
+            sampler=self._stack.resolve_sampler(sampler),
+            stops=self._stack.resolve_stops(stop),
+            stack=self._stack,
         )
         self._live[request] = None
         return request
@@ -304,10 +440,13 @@ class Engine:
         """Let the request in.
 
         Raises:
-            Overloaded: there is no room, and it may not wait or has waited long enough.
-            Unavailable: loading, draining or dead.
+            Overloaded: there is no room, and it may not wait or has waited long enough; or it is not admitted.
+            Unavailable: loading, draining or dead, or what should admit it failed.
         """
         self._require_ready()
+        if request.stack is not None and request.stack.admission:
+            await admit(request, request.stack.admission, self._load_now(), self._ledger)
+            self._require_ready()
         if request.patience_s > 0:
             await self._credits.wait_for_room(request)
             try:
@@ -357,6 +496,7 @@ class Engine:
         if request not in self._live:
             return timeline.report()
         del self._live[request]
+        release(request, self._ledger)
         request.mailbox.close()
         timeline.end()
         self._observe(
@@ -443,6 +583,16 @@ class Engine:
             kept_tokens_total=counters["kept_tokens"],
             drafts_total=counters["drafts"],
             kept_by_position=tuple(counters[f"kept_at_{place}"] for place in range(planner.limits.num_guesses)),
+            plugins=self._ledger.costs(),
+        )
+
+    def _load_now(self) -> Load:
+        pool = self._planner.pool
+        return Load(
+            num_running=self._planner.num_running,
+            num_waiting=self._planner.num_waiting,
+            num_blocks=pool.num_blocks,
+            num_free_blocks=pool.num_blocks - pool.num_used,
         )
 
     @property
@@ -451,13 +601,21 @@ class Engine:
         return len(self._live)
 
     def _observe(self, event: Event) -> None:
-        for observer in self._observers:
+        for observer, account in self._observers:
+            started = perf_counter()
             try:
                 observer.on(event)
-            except Exception:
-                # An observer must not change what it observes. It is dropped, loudly.
-                log.exception("observer failed and is dropped", observer=type(observer).__name__)
-                self._observers = [other for other in self._observers if other is not observer]
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                # An observer must not change what it observes. One that fails again and again is dropped, loudly.
+                account.spent(perf_counter() - started)
+                account.failed(error)
+            else:
+                account.spent(perf_counter() - started)
+                account.worked()
+            if account.quarantined is not None:
+                self._observers = [each for each in self._observers if each[1] is not account]
 
 
 def _channel(engine: Engine, name: str, capacity: int, kind: object) -> tuple[Inbox[Any], Outbox[Any]]:
@@ -470,10 +628,18 @@ def _channel(engine: Engine, name: str, capacity: int, kind: object) -> tuple[In
 
 def plan_memory(settings: Settings, where: Callable[[str], Where] | None = None) -> str:
     """How memory would be used, for people; reads no weights. See `core.build.plan_memory`."""
-    from .build import no_origin
     from .build import plan_memory as plan
 
     return plan(settings, where or no_origin)
+
+
+def measure_steps(
+    settings: Settings, progress: Progress, where: Callable[[str], Where] | None = None, **asked: Any
+) -> Iterator[Limits | StepTime]:
+    """Time steps of the model alone. See `core.steps.measure_steps`."""
+    from .steps import measure_steps as measure
+
+    return measure(settings, progress, where or no_origin, **asked)
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException | None:

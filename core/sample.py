@@ -44,7 +44,13 @@ def judge(step: Step, result: StepResult, end_ids: frozenset[int]) -> Sampled:
             continue
         rows += _judge_row(row, first, result, end_ids, scores)
         first += 1 + row.num_drafts
-    return Sampled(index=step.index, rows=tuple(rows), forward_s=result.forward_s, sample_s=result.sample_s)
+    return Sampled(
+        index=step.index,
+        rows=tuple(rows),
+        forward_s=result.forward_s,
+        sample_s=result.sample_s,
+        plugins=result.plugins,
+    )
 
 
 def _judge_row(

@@ -31,7 +31,7 @@ class Timeline:
         clock: seconds, never going back.
     """
 
-    __slots__ = ("_clock", "_entered", "_marks", "_spans", "_state", "_states", "ended", "started")
+    __slots__ = ("_clock", "_entered", "_marks", "_plugins", "_spans", "_state", "_states", "ended", "started")
 
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
         self._clock = clock
@@ -41,6 +41,7 @@ class Timeline:
         self._states = dict.fromkeys(STATES, 0.0)
         self._spans = dict.fromkeys(SPANS, 0.0)
         self._marks: dict[str, float] = {}
+        self._plugins: dict[str, float] = {}
 
     @property
     def state(self) -> str:
@@ -55,6 +56,10 @@ class Timeline:
 
     def span(self, name: str, seconds: float) -> None:
         self._spans[name] += seconds
+
+    def plugin(self, who: str, seconds: float) -> None:
+        """A plugin ran for this request, and for others in the same call."""
+        self._plugins[who] = self._plugins.get(who, 0.0) + seconds
 
     def mark(self, event: str) -> None:
         self._marks.setdefault(event, self._clock())
@@ -94,6 +99,8 @@ class Timeline:
         first = self.since_start("first_token")
         report["ttft_ms"] = None if first is None else round(1e3 * first, 3)
         report["wall_ms"] = round(1e3 * sum(states.values()), 3)
+        if self._plugins:
+            report["plugins_ms"] = {who: round(1e3 * seconds, 3) for who, seconds in self._plugins.items()}
         return report
 
     def _leave(self) -> None:

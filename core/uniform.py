@@ -34,18 +34,21 @@ def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words])
     return c0, c1, c2, c3
 
 
-def uniforms(seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
+def uniforms(
+    seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int], stream: int = 0
+) -> npt.NDArray[np.float64]:
     """One number in [0, 1) for each (seed, choice, position), multiples of 2**-53.
 
     Args:
         seeds: counted modulo 2**64, so that -1 and 2**64 - 1 are the same seed. They are Philox's key.
         choices: from 0, under 2**32. With the position they are Philox's counter.
         positions: tokens drawn before this one, from 0, under 2**64.
+        stream: which of the independent numbers of a draw, under 2**32; 0 is the sampler's. Part of the counter too.
     """
     seed = np.array([seed % 2**64 for seed in seeds], dtype=np.uint64)
     choice = np.array(choices, dtype=np.uint64)
     position = np.array(positions, dtype=np.uint64)
-    counter = (position & _MASK, position >> _HALF, choice, np.zeros_like(choice))
+    counter = (position & _MASK, position >> _HALF, choice, np.full_like(choice, stream))
     high, low, _, _ = philox(counter, (seed & _MASK, seed >> _HALF))
     return ((high << _HALF | low) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .components import Bound
 from .decode import Use
 from .errors import ConfigError, PluginError
+from .locks import unknown_fields
 from .origins import Where
 from .params import ALIASES
 from .protocols import PHASES, Context, Phase
@@ -44,6 +45,10 @@ def build_sampling(
         if bound is not None:
             [bounds for phase, bounds in chain if phase == bound.component.phase][-1].append(bound)
     sampler = builder.build("sampler", config.sampler, where / "sampler")
+    if not builder.problems and sampler is not None:
+        params = {bound.name: bound.params for _, bounds in chain for bound in bounds if bound is not None}
+        problems = unknown_fields(config.locked, {"logits": params}, sampler.params, where / "locked")
+        builder.problems += map(str, problems)
     if builder.problems or sampler is None:
         raise ConfigError("\n".join(builder.problems))
     return tuple((phase, tuple(filter(None, bounds))) for phase, bounds in chain), sampler
@@ -56,6 +61,8 @@ class _Builder:
         self.problems: list[str] = []
         self._registry = registry
         self._context = context
+        self._owners: dict[str, str] = {}
+        """Name of each processor in the chain → its plugin."""
 
     def build(self, slot: str, use: Use, where: Where) -> Bound | None:
         try:
@@ -66,7 +73,15 @@ class _Builder:
 
     def processor(self, use: Use, where: Where, phases: tuple[Phase, ...]) -> Bound | None:
         bound = self.build("logits_processor", use, where)
-        if bound is None or _phase(bound) in phases:
+        if bound is None:
+            return None
+        owner = self._owners.setdefault(bound.name, bound.plugin)
+        if owner != bound.plugin:
+            # Requests know processors by their bare name.
+            reason = f"{bound.name} of plugin {owner} is in the chain already, so {use.use} cannot be told from it"
+            self.problems.append(f"{where / 'use'}: {reason}; choose one of them")
+            return None
+        if _phase(bound) in phases:
             return bound
         reason = f"{bound.name} belongs to the phase {_phase(bound)}, which must be {' or '.join(phases)} here"
         self.problems.append(f"{where / 'use'}: {reason}")

@@ -62,6 +62,7 @@ class Bound(Struct, frozen=True, kw_only=True):
         params: what a request may set; None: nothing.
         distribution: `name version`; "" for code in this process.
         options: what it was built with; None where it takes none.
+        revision: of the Stack it was built for.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Bound(Struct, frozen=True, kw_only=True):
     params: type[Struct] | None = None
     distribution: str = ""
     options: Struct | None = None
+    revision: int = 0
 
 
 class Component(Struct, frozen=True, kw_only=True):

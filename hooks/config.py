@@ -18,6 +18,7 @@ from .config_text import Setting, documentation, flags, is_text, settings
 from .decode import Bytes, Problem, Use, decode
 from .errors import ConfigError
 from .layers import Layer, merge, read_toml, single
+from .locks import unknown_words
 from .origins import Origins, Where
 from .params import SamplingParams
 from .profiles import Profiles
@@ -30,6 +31,7 @@ __all__ = [
     "Bytes",
     "Line",
     "Loaded",
+    "Merged",
     "Model",
     "PhaseUse",
     "Plugins",
@@ -39,9 +41,11 @@ __all__ = [
     "Settings",
     "Use",
     "Where",
+    "checked",
     "documentation",
     "flags",
     "load",
+    "merged",
     "settings",
 ]
 
@@ -63,6 +67,39 @@ class Loaded(Struct, frozen=True, kw_only=True):
         return Where(tuple(key.split(".")), self.origins)
 
 
+class Sources(Struct, frozen=True, kw_only=True):
+    """Where settings are read from, the lowest first; the built-in defaults lie under all, a request goes over all.
+
+    Attributes:
+        profile_entry_points: what is installed; None: look.
+        profiles: from `--profile`; they replace those that the file names.
+        file: a headrace.toml; None: no file.
+        environ: variables; those that begin with `HEADRACE__` count.
+        flags: key, such as `line.max_running`, → text, for settings that were given with their own flag.
+        sets: `KEY=VALUE`, from `--set`; they win over *flags*.
+    """
+
+    profile_entry_points: Iterable[EntryPoint] | None = None
+    profiles: Sequence[str] = ()
+    file: Path | None = None
+    environ: Mapping[str, str] = {}
+    flags: Mapping[str, str] = {}
+    sets: Sequence[str] = ()
+
+
+class Merged(Struct, frozen=True, kw_only=True):
+    """All sources laid over each other, before anything but their form was checked.
+
+    Attributes:
+        values: as TOML has them; every setting is there.
+        problems: of the sources themselves: a file that is no TOML, a profile that is not there.
+    """
+
+    values: dict[str, Any]
+    origins: Origins
+    problems: list[Problem]
+
+
 def load(
     *,
     file: Path | None = None,
@@ -72,39 +109,55 @@ def load(
     profiles: Sequence[str] = (),
     profile_entry_points: Iterable[EntryPoint] | None = None,
 ) -> Loaded:
-    """Merge all sources and check everything.
-
-    Args:
-        file: a headrace.toml; None: no file.
-        environ: variables; those that begin with `HEADRACE__` count.
-        flags: key, such as `line.max_running`, → text, for settings that were given with their own flag.
-        sets: `KEY=VALUE`, from `--set`; they win over *flags*.
-        profiles: from `--profile`; they replace those that the file names.
-        profile_entry_points: what is installed; None: look.
+    """Merge all sources and check everything; see `Sources` for the arguments.
 
     Raises:
         ConfigError: lists every problem, one a line.
     """
+    sources = Sources(
+        file=file,
+        environ=environ or {},
+        flags=flags or {},
+        sets=sets,
+        profiles=profiles,
+        profile_entry_points=profile_entry_points,
+    )
+    return checked(merged(sources))
+
+
+def merged(sources: Sources) -> Merged:
+    """Lay all sources over each other."""
     problems: list[Problem] = []
     layers = [
-        *_file(file, problems),
-        *_environ(environ or {}),
-        *_flags(flags or {}),
-        *_sets(sets, problems),
-        *([single(("profile",), list(profiles), "--profile")] if profiles else []),
+        *_file(sources.file, problems),
+        *_environ(sources.environ),
+        *_flags(sources.flags),
+        *_sets(sources.sets, problems),
+        *([single(("profile",), list(sources.profiles), "--profile")] if sources.profiles else []),
     ]
     values: dict[str, Any] = msgspec.to_builtins(Settings(), enc_hook=int)
     origins = Origins()
-    for layer in (*_profiles(layers, Profiles(profile_entry_points), problems), *layers):
+    for layer in (*_profiles(layers, Profiles(sources.profile_entry_points), problems), *layers):
         merge(values, layer, origins)
-    root = Where((), origins)
-    _settle_defaults(values["sampling"], root, problems)
+    return Merged(values=values, origins=origins, problems=problems)
+
+
+def checked(merged: Merged) -> Loaded:
+    """Make settings of what was merged.
+
+    Raises:
+        ConfigError: lists every problem, one a line.
+    """
+    problems, root = list(merged.problems), Where((), merged.origins)
+    values = {**merged.values}
+    values["sampling"] = _settled_defaults(values["sampling"], root, problems)
+    problems += unknown_words(_texts(values["sampling"], "locked"), root / "sampling" / "locked")
     loaded = decode(values, Settings, root, problems)
     if loaded is not None:
         problems += _conflicts(loaded, root)
     if loaded is None or problems:
         raise ConfigError("\n".join(map(str, problems)))
-    return Loaded(settings=loaded, origins=origins)
+    return Loaded(settings=loaded, origins=merged.origins)
 
 
 def _file(file: Path | None, problems: list[Problem]) -> list[Layer]:
@@ -166,13 +219,20 @@ def _value(path: tuple[str, ...], text: str) -> object:
     return value if isinstance(value, str | list | dict) or not is_text(kind) else text
 
 
-def _settle_defaults(sampling: Any, root: Where, problems: list[Problem]) -> None:
-    """Check the sampling defaults by the rules of a request, and keep them as a request would have them."""
+def _settled_defaults(sampling: Any, root: Where, problems: list[Problem]) -> Any:
+    """Check the sampling defaults by the rules of a request, and give *sampling* with them as a request has them."""
     defaults = sampling.get("defaults") if isinstance(sampling, dict) else None
-    if isinstance(defaults, dict):
-        params = decode(defaults, SamplingParams, root / "sampling" / "defaults", problems)
-        if params is not None:
-            sampling["defaults"] = {name: getattr(params, name) for name in defaults}
+    if not isinstance(defaults, dict):
+        return sampling
+    params = decode(defaults, SamplingParams, root / "sampling" / "defaults", problems)
+    settled = defaults if params is None else {name: getattr(params, name) for name in defaults}
+    return {**sampling, "defaults": settled}
+
+
+def _texts(section: Any, name: str) -> Sequence[str]:
+    """The array of text *name* in a section, as far as it is one."""
+    found = section.get(name) if isinstance(section, dict) else None
+    return found if isinstance(found, list | tuple) and all(isinstance(item, str) for item in found) else ()
 
 
 def _conflicts(loaded: Settings, root: Where) -> Iterator[Problem]:

@@ -47,8 +47,15 @@ def settings() -> tuple[Setting, ...]:
 
 def flags() -> tuple[Setting, ...]:
     """The settings that have a flag: all but tables and lists of components, and the choice of profiles."""
-    shaped = ("profile", "observers", "sampling.phases", "sampling.extra_processors", "sampling.defaults")
-    return tuple(setting for setting in settings() if setting.key not in shaped)
+    without = ("profile", "sampling.defaults")
+    return tuple(
+        setting for setting in settings() if setting.key not in without and not _lists_components(setting.type)
+    )
+
+
+def _lists_components(kind: Any) -> bool:
+    bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return get_origin(bare) is tuple and get_args(bare)[0] in (Use, PhaseUse)
 
 
 def _settings(section: str) -> Iterator[Setting]:
@@ -101,6 +108,11 @@ Every setting has a default. Values come from, later ones winning:
 3. the configuration file, `headrace.toml`,
 4. the environment: `HEADRACE__LINE__MAX_RUNNING=32`, where two underscores stand for a dot,
 5. the command line: `--max-running 32`, or `--set line.max_running=32` for any key.
+
+A request goes over all of them with what it sets itself, except for what stands in `sampling.locked`.
+
+`headrace config show --origin` prints every value and who said so, and `headrace config check` everything that is
+wrong, choices of components and their options included, without a model.
 
 Tables merge; arrays and single values replace. In the environment and on the command line a value is read as TOML and,
 where that fails, as text; an array may be written with commas. All mistakes are reported at once, each with its place.

@@ -11,6 +11,7 @@ HeadraceError
 │   │   └── ContextTooLong    400, code `context_length_exceeded`
 │   ├── NotFound              404
 │   ├── Overloaded            429, with `retry_after_s`
+│   ├── Conflict              409
 │   ├── RequestFailed         500, names the plugin at fault where there is one
 │   ├── Unavailable           503, with `retry_after_s`: loading, draining or dead
 │   └── TimedOut              504
@@ -116,6 +117,13 @@ class NotFound(RequestError):
     """No such model or route."""
 
     status = 404
+    kind = "invalid_request_error"
+
+
+class Conflict(RequestError):
+    """It cannot be done in the state that things are in."""
+
+    status = 409
     kind = "invalid_request_error"
 
 

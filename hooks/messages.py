@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 
 if TYPE_CHECKING:
+    from .components import Bound
     from .errors import RequestError
     from .params import SamplingParams
     from .protocols import Mailbox, StepHandle, Timeline
+    from .stack import Stack
 
 UNKNOWN_TOKEN = -1
 """In `Step.tokens`: the id drawn for this slot by the step before, which only the compute thread knows yet."""
@@ -73,6 +75,9 @@ class Request:
         prompt: what to answer.
         params: how to draw and when to end, with the server's defaults filled in and the seed settled.
         chain: one parameter struct (or None: not used) for each logits processor of the Stack, in its order.
+        sampler: the sampler's parameters.
+        stack: what it was resolved on. It stays there to its end, whatever is installed meanwhile.
+        stops: stop watchers besides the stop strings, each with its parameters.
         mailbox: where deltas go. Its reader closing it cancels the request.
         timeline: which state the request is in; states add up to wall time.
         lookahead: False where a step may not be planned before the last token's id is known on the host.
@@ -87,6 +92,7 @@ class Request:
     """
 
     __slots__ = (
+        "admitted_by",
         "arrival",
         "chain",
         "control_pending",
@@ -107,8 +113,11 @@ class Request:
         "prompt_ids",
         "prompt_scores",
         "retired",
+        "sampler",
         "speculate",
+        "stack",
         "stopped",
+        "stops",
         "tenant",
         "timeline",
     )
@@ -129,6 +138,9 @@ class Request:
         deadline: float = float("inf"),
         patience_s: float = 0.0,
         tenant: str = "",
+        sampler: Struct | None = None,
+        stops: tuple[tuple[Bound, Struct], ...] = (),
+        stack: Stack | None = None,
     ) -> None:
         self.id = id
         self.prompt = prompt
@@ -143,6 +155,11 @@ class Request:
         self.deadline = deadline
         self.patience_s = patience_s
         self.tenant = tenant
+        self.sampler = sampler
+        self.stops = stops
+        self.stack = stack
+        self.admitted_by: list[Bound] = []
+        """Admission components that let it in and have not been told of its end."""
         self.stopped: set[int] = set()
         """Choices whose text reached a stop string: their tokens after it are not wanted."""
         self.control_pending = False
@@ -212,7 +229,7 @@ class Admit(Struct, frozen=True, kw_only=True):
     """Slot operation: from this step on, *slot* holds this sequence's sampling state and nothing of its last owner.
 
     Attributes:
-        chain: see `Request.chain`.
+        chain, sampler, stack: see `Request`. Without a stack, it is the first one.
         end_ids: tokens that end the answer (the model's and the request's own); what `min_tokens` forbids.
         prompt_ids, output_ids: the tokens so far.
     """
@@ -224,6 +241,8 @@ class Admit(Struct, frozen=True, kw_only=True):
     end_ids: frozenset[int]
     prompt_ids: array[int]
     output_ids: array[int]
+    sampler: Struct | None = None
+    stack: Stack | None = None
 
 
 class Fork(Struct, frozen=True, kw_only=True):
@@ -333,6 +352,19 @@ class TokenLogprobs(Struct, frozen=True, kw_only=True):
     rank: int | None = None
 
 
+class PluginTime(Struct, frozen=True, kw_only=True):
+    """What one call of a logits processor or a sampler took.
+
+    Attributes:
+        who: `plugin/name`.
+        slots: whose rows it was called for.
+    """
+
+    who: str
+    seconds: float
+    slots: frozenset[int]
+
+
 class StepResult(Struct, frozen=True, kw_only=True):
     """What the executor gives back for one step.
 
@@ -343,6 +375,7 @@ class StepResult(Struct, frozen=True, kw_only=True):
         errors: sample index → why that row has no token (NaN logits, a plugin that failed).
         forward_s, sample_s: seconds, measured on the compute thread.
         scores: in the order of `Step.score_rows`.
+        plugins: the calls of *sample_s*, one by one.
     """
 
     token_ids: list[int]
@@ -351,6 +384,7 @@ class StepResult(Struct, frozen=True, kw_only=True):
     forward_s: float
     sample_s: float
     scores: list[TokenLogprobs] = []
+    plugins: tuple[PluginTime, ...] = ()
 
 
 class SampledRow(Struct, frozen=True, kw_only=True):
@@ -373,12 +407,13 @@ class SampledRow(Struct, frozen=True, kw_only=True):
 
 
 class Sampled(Struct, frozen=True, kw_only=True):
-    """sample → schedule and stream: a step is done."""
+    """sample → schedule and stream: a step is done. *plugins*: see `StepResult`."""
 
     index: int
     rows: tuple[SampledRow, ...]
     forward_s: float
     sample_s: float
+    plugins: tuple[PluginTime, ...] = ()
 
 
 class Usage(Struct, frozen=True, kw_only=True):

@@ -67,5 +67,10 @@ class Where(Struct, frozen=True):
         return ": ".join(filter(None, (self.origins.place(self.path), self.key)))
 
 
+def no_origin(key: str) -> Where:
+    """Where a setting comes from, for those who do not know."""
+    return Where(tuple(key.split(".")))
+
+
 def _starts(path: Path) -> list[Path]:
     return [path[:length] for length in range(len(path), 0, -1)]

@@ -8,6 +8,7 @@ for the call; may block. *Start*: before the line runs; may take seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -77,6 +78,10 @@ class Timeline(Protocol):
 
     def span(self, name: str, seconds: float) -> None:
         """Add to work that overlaps the states: compute, sampling, detokenizing."""
+        ...
+
+    def plugin(self, who: str, seconds: float) -> None:
+        """Add to what plugin *who* (`plugin/name`) took in calls for this request, and for others in the same call."""
         ...
 
     def mark(self, event: str) -> None:
@@ -183,7 +188,17 @@ class Linear(Protocol):
 
 
 class Quantizer(Protocol):
-    """Slot `quantizer`: how weight matrices are kept and multiplied. Start, then compute."""
+    """Slot `quantizer`: how weight matrices are kept and multiplied. Start, then compute.
+
+    Optional, looked up once:
+        blocks(name, blocks, floats, bias) -> Linear | None: take over a checkpoint's own blocks
+            (`core.kernels.quantized.Blocks`); *floats* is given for types other than Q4_0, Q4_1 and Q8_0. None: give
+            `linear` the floats.
+        bits(name, kind) -> int: of a weight, for the memory plan; *kind* is ggml's name of its type, or None.
+
+    A `Linear` with an attribute `packed` (`core.kernels.native.pack.Packed`) or a float32 `weight` and `bias` is
+    multiplied by the compiled kernels; any other one ends their segment and is called.
+    """
 
     def linear(self, name: str, weight: Tensor, bias: Tensor | None) -> Linear:
         """Take over `[out_features, in_features]` *weight*."""
@@ -191,7 +206,12 @@ class Quantizer(Protocol):
 
 
 class Attention(Protocol):
-    """Slot `attention`: reads and writes the paged KV cache. Compute."""
+    """Slot `attention`: reads and writes the paged KV cache. Compute.
+
+    Optional, looked up once:
+        kv_dtype: str = "float32". Of the pool, a name of torch's.
+        native: bool = False. True: the compiled kernels know its layout and do its work.
+    """
 
     def supports(
         self,
@@ -310,7 +330,11 @@ class ChatTemplate(Protocol):
 
 
 class SchedulerPolicy(Protocol):
-    """Slot `scheduler_policy`: pure functions over read-only views. Loop; 50 µs and 1 µs a candidate."""
+    """Slot `scheduler_policy`: pure functions over read-only views. Loop; 50 µs and 1 µs a candidate.
+
+    A key is asked for once each time a sequence begins to wait, so it must not depend on how long it has waited since:
+    whoever ages must say so by a time. `priority - (now - arrival) / age_s` orders as `priority * age_s + arrival`.
+    """
 
     def order(self, waiting: WaitingView, now: float) -> tuple[Any, ...]:
         """Sort key: smaller starts first."""
@@ -322,17 +346,29 @@ class SchedulerPolicy(Protocol):
 
 
 class WaitingView(Struct, frozen=True, gc=False):
-    """A sequence that waits to start (or to start again)."""
+    """A sequence that waits to start (or to start again).
+
+    Attributes:
+        arrival, deadline: of its request, in `trio.current_time()`; without a deadline `inf`.
+        priority: smaller is more urgent.
+        num_tokens: tokens it has, prompt and answer.
+        num_left: tokens its answer may still grow by.
+        turn: its place where all tenants take turns: tokens of prompt and answer that each busy tenant may use before
+            it. Given once; see `core.batch.turns`.
+    """
 
     arrival: float
     priority: int
     num_tokens: int
     num_preemptions: int
     tenant: str
+    deadline: float = inf
+    num_left: int = 0
+    turn: float = 0.0
 
 
 class RunningView(Struct, frozen=True, gc=False):
-    """A sequence in the KV cache."""
+    """A sequence in the KV cache. See `WaitingView`."""
 
     arrival: float
     priority: int
@@ -340,6 +376,10 @@ class RunningView(Struct, frozen=True, gc=False):
     num_blocks: int
     num_preemptions: int
     parked: bool
+    tenant: str = ""
+    deadline: float = inf
+    num_left: int = 0
+    turn: float = 0.0
 
 
 # ── sampling ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -377,15 +417,39 @@ class History(Protocol):
 
 
 class Rows:
-    """The rows of one call: row r of the logits belongs to the state in slot `slots[r]`. A row is not a request."""
+    """The rows of one call: row r of the logits belongs to the state in slot `slots[r]`. A row is not a request.
 
-    __slots__ = ("history", "num_outputs", "slots")
+    Args:
+        uniforms: makes the random numbers of a stream; None: there are none.
+    """
 
-    def __init__(self, slots: list[int], num_outputs: list[int], history: History) -> None:
+    __slots__ = ("_uniforms", "history", "num_outputs", "slots")
+
+    def __init__(
+        self,
+        slots: list[int],
+        num_outputs: list[int],
+        history: History,
+        uniforms: Callable[[str], Tensor] | None = None,
+    ) -> None:
         self.slots = slots
         self.num_outputs = num_outputs
         """Tokens drawn so far for each row."""
         self.history = history
+        self._uniforms = uniforms
+
+    def uniforms(self, stream: str) -> Tensor:
+        """Random numbers of the component's own, `[num_rows]` float64 in [0, 1).
+
+        Each is a pure function of (seed, choice, position, *stream*): the same alone and in company, and independent of
+        the numbers that the sampler is given.
+
+        Args:
+            stream: the component's name will do.
+        """
+        if self._uniforms is None:
+            raise RuntimeError("these rows have no random numbers; give Rows a function that makes them")
+        return self._uniforms(stream)
 
 
 class LogitsProcessor(Protocol):
@@ -396,6 +460,8 @@ class LogitsProcessor(Protocol):
     Optional, looked up once:
         check(params) -> None: called at the door, on the loop; raises BadRequest.
         lookahead: bool = True. False: needs the last id on the host before the next step is planned.
+        fused: tuple[str, str]. One of `temperature`, `top_k`, `top_p`, `min_p`, and the field of the params it is: the
+            compiled draw may do this processor's work, and must come to the same.
         speculative: bool = False. True: never reads `Rows.history`, so that it may be given rows after tokens that are
             only guessed; without it, requests that use this processor are not speculated for.
     """
@@ -416,7 +482,13 @@ class LogitsProcessor(Protocol):
 
 
 class Sampler(Protocol):
-    """Slot `sampler`: the draw, and only the draw. Compute. `lookahead` and `speculative` as for processors."""
+    """Slot `sampler`: the draw, and only the draw. Compute. `lookahead` and `speculative` as for processors.
+
+    Optional, looked up once:
+        check(params) -> None: as for processors.
+        admit(slot, params, admitted) -> None: takes the parameters for *slot*, and overwrites everything its last owner
+            left there. Called once a sequence: what is kept by slot outlives preemption and parking.
+    """
 
     def sample(self, logits: Tensor, uniforms: Tensor, rows: Rows) -> Tensor:
         """Token ids `[num_rows]` int64.
@@ -494,13 +566,13 @@ class ToolStream(Protocol):
 
 
 class ToolParser(Protocol):
-    """Slot `tool_parser`: finds tool calls in an answer. Loop; 50 µs a chunk."""
+    """Slot `tool_parser`: finds tool calls in an answer. Loop; 50 µs a chunk. Nothing in the line uses it yet."""
 
     def stream(self) -> ToolStream: ...
 
 
 class ReasoningParser(Protocol):
-    """Slot `reasoning_parser`: tells thinking from answer. Loop; 50 µs a chunk."""
+    """Slot `reasoning_parser`: tells thinking from answer. Loop; 50 µs a chunk. Nothing in the line uses it yet."""
 
     def stream(self) -> ToolStream: ...
 
@@ -513,7 +585,7 @@ class Matcher(Protocol):
 
 
 class Grammar(Protocol):
-    """Slot `grammar`: compiles a constraint on answers. Worker."""
+    """Slot `grammar`: compiles a constraint on answers. Worker. Nothing in the line uses it yet."""
 
     def compile(self, kind: str, source: str) -> Callable[[], Matcher]: ...
 
@@ -527,17 +599,43 @@ class StopWatcher(Protocol):
 
 
 class Stop(Protocol):
-    """Slot `stop`: ends answers by what they say. Loop."""
+    """Slot `stop`: ends answers by what they say. Loop; 20 µs a token.
 
-    def watch(self, params: Any) -> StopWatcher: ...
+    Optional, looked up once:
+        check(params) -> None: called at the door; raises BadRequest.
+    """
+
+    def watch(self, params: Any) -> StopWatcher | None:
+        """Called when a choice has its first token; None: these parameters never end it."""
+        ...
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """How busy the line is.
+
+    Attributes:
+        num_running, num_waiting: sequences in the KV cache, and those that want to be.
+        num_blocks, num_free_blocks: of the KV cache; a block that only remembers a prefix is free.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
 
 
 class Admission(Protocol):
-    """Slot `admission`: whether a request may enter. Loop; may await."""
+    """Slot `admission`: whether a request may enter. Loop; may await, ten seconds at most. An error refuses with 503.
 
-    async def admit(self, request: Request) -> None:
-        """Raises:
-        Overloaded: not now.
+    Optional, looked up once:
+        release(request) -> None: a request that was admitted is over, or was refused by another after all. Called once.
+    """
+
+    async def admit(self, request: Request, load: Load) -> None:
+        """Let *request* pass.
+
+        Raises:
+            Overloaded: not now; `retry_after_s` says when.
         """
         ...
 
@@ -560,21 +658,27 @@ class Auth(Protocol):
 
 
 class Middleware(Protocol):
-    """Slot `middleware`: a pure ASGI wrapper."""
+    """Slot `middleware`: a pure ASGI wrapper. Start, then loop. It stands inside authentication, around the routes."""
 
-    def __call__(self, app: Any) -> Any: ...
+    def __call__(self, app: Any) -> Any:
+        """The ASGI application that wraps *app*; called once."""
+        ...
 
 
 class Routes(Protocol):
-    """Slot `routes`: further routes, mounted under `/plugins/<plugin>/`."""
+    """Slot `routes`: further routes, mounted under `/plugins/<plugin>/`. They take the scope `infer`."""
 
-    def routes(self) -> Sequence[Any]: ...
+    def routes(self) -> Sequence[Any]:
+        """Starlette routes; called once."""
+        ...
 
 
 class Command(Protocol):
-    """Slot `command`: a further subcommand of `headrace`."""
+    """Slot `command`: a further subcommand of `headrace`. Its name is the component's."""
 
-    def command(self) -> Any: ...
+    def command(self) -> Any:
+        """A `click.Command`."""
+        ...
 
 
 # ── building ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -585,13 +689,19 @@ class Context(Struct, kw_only=True):
 
     Attributes:
         device: where tensors live.
+        kernels: the instruction set of the compiled kernels that will run the model; None: torch will.
+        block_size: tokens a block of the KV cache.
         checkpoint: the opened checkpoint.
+        program: the model.
         tokenizer: the model's.
         sampling: sizes for processors and samplers.
     """
 
     device: str = "cpu"
+    kernels: str | None = None
+    block_size: int = 16
     checkpoint: Checkpoint | None = None
+    program: Program | None = None
     tokenizer: Tokenizer | None = None
     sampling: SamplingContext | None = None
 

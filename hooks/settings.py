@@ -35,8 +35,15 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=1, le=1024)] | None,
         Meta(description="Threads that one step of the model uses; unset: all cores this process may use."),
     ] = None
-    quantizer: Annotated[Use, Meta(description="How weight matrices are kept and multiplied.")] = Use(use="none")
-    attention: Annotated[Use, Meta(description="How the KV cache is read and written.")] = Use(use="sdpa")
+    kernels: Annotated[
+        Literal["auto", "native", "reference", "avx512", "avx2", "portable"],
+        Meta(
+            description="What runs the model: `reference` (torch), `native` (compiled; the start fails without it), "
+            "one of its instruction sets, or the best there is."
+        ),
+    ] = "auto"
+    quantizer: Annotated[Use, Meta(description="How weight matrices are kept and multiplied.")] = Use(use="auto")
+    attention: Annotated[Use, Meta(description="How the KV cache is read and written.")] = Use(use="auto")
     tokenizer: Annotated[Use, Meta(description="What turns text into tokens.")] = Use(use="tokenizers")
     chat_template: Annotated[Use, Meta(description="What turns a conversation into text.")] = Use(use="jinja")
 
@@ -100,6 +107,9 @@ class Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 30.0
     watchdog_s: Annotated[float, Meta(gt=0, description="Seconds after which a step that hangs is logged.")] = 2.0
     policy: Annotated[Use, Meta(description="Who starts first and who yields when memory is short.")] = Use(use="fcfs")
+    admission: Annotated[
+        tuple[Use, ...], Meta(description="What is asked, in this order, whether a request may enter the line.")
+    ] = ()
 
 
 class PhaseUse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,9 +141,19 @@ class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(description="Further logits processors; each runs at the end of the phase it belongs to."),
     ] = ()
     sampler: Annotated[Use, Meta(description="What draws a token from the logits.")] = Use(use="categorical")
+    stop_watchers: Annotated[
+        tuple[Use, ...], Meta(description="What watches answers, in this order, and may end them, besides `stop`.")
+    ] = ()
     defaults: Annotated[
         dict[str, Any], Meta(description="Sampling parameters of requests that do not set them, such as `temperature`.")
     ] = {}
+    locked: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="What no request may set: a sampling parameter, `logits.NAME` or `logits.NAME.FIELD`, "
+            "`stop.NAME` or `stop.NAME.FIELD`, `sampler` or `sampler.FIELD`."
+        ),
+    ] = ()
 
 
 class Server(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -165,6 +185,10 @@ class Server(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     open_routes: Annotated[
         tuple[str, ...], Meta(description="Paths that need no key, such as `/health`; each stands for itself alone.")
     ] = ()
+    middleware: Annotated[
+        tuple[Use, ...], Meta(description="What wraps the routes, the outermost first, inside authentication.")
+    ] = ()
+    routes: Annotated[tuple[Use, ...], Meta(description="What adds routes, under `/plugins/PLUGIN/`.")] = ()
     metrics_compat: Annotated[
         Literal["none", "vllm"], Meta(description="Whose names `/metrics` gives besides its own.")
     ] = "none"
@@ -185,6 +209,17 @@ class Plugins(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = ()
     disable: Annotated[tuple[str, ...], Meta(description="Plugins or distributions that are not loaded.")] = ()
     strict: Annotated[bool, Meta(description="Load no plugin whose distribution is not in `allow`.")] = False
+    quarantine_after: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Failures in a row after which a plugin that did not come with Headrace is called no more; "
+            "0: never.",
+        ),
+    ] = 5
+    slow_call_s: Annotated[
+        float, Meta(gt=0, description="Seconds after which a plugin's call counts as a failure, once it returns.")
+    ] = 1.0
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -211,5 +246,7 @@ NOT_IN_PROFILES: Final = (
     "server.cors_origins",
     "server.auth",
     "server.open_routes",
+    "server.middleware",
+    "server.routes",
 )
 """What a profile may not contain: choosing a preset must not widen whom we trust."""

@@ -57,13 +57,13 @@ _ROWS: Final = (
     # Text.
     _slot("tokenizer", "one", protocols.Tokenizer, "start", "Turns text into the model's tokens, and back."),
     _slot("chat_template", "one", protocols.ChatTemplate, "request", "Renders a conversation as text."),
-    _slot("tool_parser", "one", protocols.ToolParser, "request", "Finds tool calls in an answer."),
-    _slot("reasoning_parser", "one", protocols.ReasoningParser, "request", "Tells an answer's thinking from its text."),
+    _slot("tool_parser", "one", protocols.ToolParser, "request", "Finds tool calls in an answer; not used yet."),
+    _slot("reasoning_parser", "one", protocols.ReasoningParser, "request", "Tells thinking from answer; not used yet."),
     # The step.
     _slot("scheduler_policy", "one", protocols.SchedulerPolicy, "start", "Orders who starts first and who yields."),
     _slot("logits_processor", "chain", protocols.LogitsProcessor, "request", "Changes logits before the draw."),
     _slot("sampler", "one", protocols.Sampler, "request", "Draws one token for each row of logits."),
-    _slot("grammar", "one", protocols.Grammar, "request", "Compiles what an answer must conform to."),
+    _slot("grammar", "one", protocols.Grammar, "request", "Compiles what answers conform to; not used yet."),
     _slot("stop", "chain", protocols.Stop, "request", "Ends answers by what they say."),
     # Around the line.
     _slot("admission", "chain", protocols.Admission, "request", "Decides whether a request may enter."),

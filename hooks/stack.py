@@ -14,23 +14,20 @@ import msgspec
 from msgspec import Struct
 
 from .components import Bound
-from .decode import Problem, convert, decode, did_you_mean
-from .errors import BadRequest, RequestFailed
-from .origins import Where
+from .decode import did_you_mean
+from .errors import BadRequest
 from .params import ALIASES, SamplingParams
 from .protocols import Phase
+from .resolve import ALIASED, NoParams, operators, resolve_params
+
+__all__ = ["Chain", "NoParams", "Stack", "describe_chain", "freeze"]
 
 Chain = tuple[tuple[Phase, tuple[Bound, ...]], ...]
 """Phases in running order, each with its logits processors."""
 
 _DEFAULTS: Final = SamplingParams()
-_ALIASED: Final = {target: alias for alias, target in ALIASES.items()}
 _OFF: Final = {alias: (getattr(_DEFAULTS, alias),) for alias in ALIASES} | {"top_k": (0, -1)}
-_ALIASED_PROCESSORS: Final = {processor for processor, _ in _ALIASED}
-
-
-class NoParams(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a processor without parameters is given: it is in use, for every request."""
+_ALIASED_PROCESSORS: Final = {processor for processor, _ in ALIASED}
 
 
 class Stack(Struct, frozen=True, kw_only=True):
@@ -38,6 +35,7 @@ class Stack(Struct, frozen=True, kw_only=True):
 
     Attributes:
         fingerprint: equal for equal distributions, versions, components and options, on any machine.
+        revision: counts the stacks of this process, from 0.
     """
 
     tokenizer: Bound
@@ -47,6 +45,24 @@ class Stack(Struct, frozen=True, kw_only=True):
     sampler: Bound
     observers: tuple[Bound, ...]
     fingerprint: str
+    stops: tuple[Bound, ...] = ()
+    admission: tuple[Bound, ...] = ()
+    revision: int = 0
+
+    @property
+    def bounds(self) -> tuple[tuple[str, Bound], ...]:
+        """Everything in it, each with its slot."""
+        groups = {
+            "tokenizer": (self.tokenizer,),
+            "chat_template": (self.chat_template,),
+            "scheduler_policy": (self.policy,),
+            "logits_processor": self.processors,
+            "sampler": (self.sampler,),
+            "stop": self.stops,
+            "admission": self.admission,
+            "observer": self.observers,
+        }
+        return tuple((slot, bound) for slot, bounds in groups.items() for bound in bounds)
 
     @property
     def processors(self) -> tuple[Bound, ...]:
@@ -76,22 +92,79 @@ class Stack(Struct, frozen=True, kw_only=True):
             if name not in enabled:
                 reason = f"no logits processor called {name!r} is enabled{did_you_mean(name, enabled)}"
                 raise BadRequest(f"{reason} (enabled: {', '.join(enabled) or 'none'})", param=_key(name))
-        for (name, _), alias in _ALIASED.items():
+        for (name, _), alias in ALIASED.items():
             if alias in wanted and name not in enabled:
                 raise BadRequest(f"{alias} needs the logits processor {name}, which is not enabled here", param=alias)
         return tuple(_resolve(bound, wanted, asked.get(bound.name)) for bound in self.processors)
 
+    def resolve_sampler(self, asked: Mapping[str, Any] | None = None) -> Struct:
+        """The sampler's parameters: a request's `headrace.sampler` over the operator's over its own defaults.
+
+        Raises:
+            BadRequest: a field that it does not have, or a value out of its range.
+            RequestFailed: the sampler failed while it looked at them.
+        """
+        return resolve_params("sampler", self.sampler, ("headrace", "sampler"), asked)
+
+    def resolve_stops(self, asked: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[tuple[Bound, Struct], ...]:
+        """Each stop watcher with its parameters, as for the sampler. All of them watch every request.
+
+        Args:
+            asked: stop watcher → fields, from a request's `headrace.stop`.
+
+        Raises:
+            BadRequest: a stop watcher that is not enabled, or a value out of its range.
+            RequestFailed: one failed while it looked at them.
+        """
+        asked = asked or {}
+        enabled = [bound.name for bound in self.stops]
+        for name in asked:
+            if name not in enabled:
+                reason = f"no stop watcher called {name!r} is enabled{did_you_mean(name, enabled)}"
+                raise BadRequest(f"{reason} (enabled: {', '.join(enabled) or 'none'})", param=f"headrace.stop.{name}")
+        return tuple(
+            (bound, resolve_params("stop watcher", bound, ("headrace", "stop", bound.name), asked.get(bound.name)))
+            for bound in self.stops
+        )
+
+
+def describe_chain(stack: Stack) -> str:
+    """The phases in running order, each with its processors, and the draw; for people, in one line."""
+    groups = [*stack.chain, ("draw", (stack.sampler,))]
+    return "; ".join(f"{phase}: {', '.join(map(_owned, bounds)) or 'nothing'}" for phase, bounds in groups)
+
+
+def _owned(bound: Bound) -> str:
+    """A component's name, with whose it is where that is not plain."""
+    return bound.name if bound.name == bound.plugin else f"{bound.plugin}/{bound.name}"
+
 
 def freeze(
-    *, tokenizer: Bound, chat_template: Bound, policy: Bound, chain: Chain, sampler: Bound, observers: tuple[Bound, ...]
+    *,
+    tokenizer: Bound,
+    chat_template: Bound,
+    policy: Bound,
+    chain: Chain,
+    sampler: Bound,
+    observers: tuple[Bound, ...],
+    stops: tuple[Bound, ...] = (),
+    admission: tuple[Bound, ...] = (),
+    revision: int = 0,
+    beside: object = None,
 ) -> Stack:
-    """Make the Stack, with its fingerprint."""
+    """Make the Stack, with its fingerprint.
+
+    Args:
+        beside: what else the fingerprint shall speak of, as plain data; None: nothing.
+    """
     groups = {
         "tokenizer": (tokenizer,),
         "chat_template": (chat_template,),
         "scheduler_policy": (policy,),
         **{f"{index} {phase}": bounds for index, (phase, bounds) in enumerate(chain)},
         "sampler": (sampler,),
+        "stop": stops,
+        "admission": admission,
         "observer": observers,
     }
     words = [
@@ -99,7 +172,10 @@ def freeze(
         for slot, bounds in groups.items()
         for bound in bounds
     ]
-    encoded = msgspec.json.encode(words, order="deterministic", enc_hook=repr)
+    # What was read from files, such as a template, is no option; a component may give a digest of it.
+    read = {bound.name: bound.component.digest for _, bounds in groups.items() for bound in bounds if _digested(bound)}
+    more = [each for each in (read, beside) if each]
+    encoded = msgspec.json.encode([words, *more] if more else words, order="deterministic", enc_hook=repr)
     return Stack(
         tokenizer=tokenizer,
         chat_template=chat_template,
@@ -107,8 +183,15 @@ def freeze(
         chain=chain,
         sampler=sampler,
         observers=observers,
+        stops=stops,
+        admission=admission,
+        revision=revision,
         fingerprint=hashlib.sha256(encoded).hexdigest()[:16],
     )
+
+
+def _digested(bound: Bound) -> bool:
+    return isinstance(getattr(bound.component, "digest", None), str)
 
 
 def _wanted(params: SamplingParams) -> dict[str, Any]:
@@ -118,54 +201,12 @@ def _wanted(params: SamplingParams) -> dict[str, Any]:
 
 
 def _resolve(bound: Bound, wanted: Mapping[str, Any], asked: Mapping[str, Any] | None) -> Struct | None:
-    fields = {
-        target: wanted[alias] for (name, target), alias in _ALIASED.items() if name == bound.name and alias in wanted
+    words = {
+        target: wanted[alias] for (name, target), alias in ALIASED.items() if name == bound.name and alias in wanted
     }
-    operator = bound.options if bound.params is not None and type(bound.options) is bound.params else None
-    if asked is None and not fields and operator is None and bound.name in _ALIASED_PROCESSORS:
+    if asked is None and not words and operators(bound) is None and bound.name in _ALIASED_PROCESSORS:
         return None
-    if asked is not None and not isinstance(asked, Mapping):
-        raise BadRequest(f"{_key(bound.name)}: must be an object, got {asked!r}", param=_key(bound.name))
-    values = {**(msgspec.to_builtins(operator) if operator else {}), **fields, **(asked or {})}
-    resolved = _decode(bound, values, asked or {})
-    _check(bound, resolved)
-    return resolved
-
-
-def _decode(bound: Bound, values: Mapping[str, Any], asked: Mapping[str, Any]) -> Struct:
-    kind = bound.params or NoParams
-    try:
-        made: Struct = convert(values, kind)
-    except msgspec.ValidationError:
-        problems: list[Problem] = []
-        decode(values, kind, Where(("headrace", "logits", bound.name)), problems)
-        keys = [_blame(bound, problem, asked) for problem in problems]
-        reasons = "; ".join(f"{key}: {problem.reason}" for key, problem in zip(keys, problems, strict=True))
-        raise BadRequest(reasons, param=keys[0]) from None
-    return made
-
-
-def _blame(bound: Bound, problem: Problem, asked: Mapping[str, Any]) -> str:
-    """The key of a problem as the client wrote it: `top_p`, or `headrace.logits.top-p.p`."""
-    path = problem.where.path[3:]
-    if path and path[0] not in asked and (bound.name, path[0]) in _ALIASED:
-        return ".".join((_ALIASED[bound.name, path[0]], *path[1:]))
-    return problem.where.key
-
-
-def _check(bound: Bound, params: Struct) -> None:
-    check = getattr(bound.component, "check", None)
-    if check is None:
-        return
-    try:
-        check(params)
-    except BadRequest as error:
-        error.param = error.param or _key(bound.name)
-        error.plugin = error.plugin or bound.plugin
-        raise
-    except Exception as error:
-        reason = f"the logits processor {bound.name} of plugin {bound.plugin} failed to check its parameters"
-        raise RequestFailed(reason, plugin=bound.plugin) from error
+    return resolve_params("logits processor", bound, ("headrace", "logits", bound.name), asked, words)
 
 
 def _key(name: str) -> str:

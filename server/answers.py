@@ -81,7 +81,8 @@ class Format(ABC):
     """Common to both kinds of completions; one instance a request.
 
     Args:
-        id, created, model, fingerprint: repeated in every chunk.
+        id, created, model: repeated in every chunk.
+        fingerprint: likewise; of what the request was resolved on, where that is known.
         token_text: for log-probabilities.
         wanted: what the client wants to see.
         tally: shared by the requests of one answer.
@@ -114,12 +115,16 @@ class Format(ABC):
         self._first_index = 0
         self._prompt_ids: list[int] = []
         self._prompt_scores: list[TokenLogprobs] = []
-        self._event = b"data: " + _encode({"object": self.chunk, **self._head})[:-1]
+        self._event = self._opened()
         self._tail = b'],"usage":null}\n\n' if wanted.usage else b"]}\n\n"
         self._begun: dict[int, bytes] = {}
 
     def begin(self, request: Request) -> None:
         """The first delta of *request* is there, and with it all that is known of its prompt."""
+        if request.stack is not None and request.stack.fingerprint != self._head["system_fingerprint"]:
+            # The engine was reloaded between the reading of the body and the making of the request.
+            self._head["system_fingerprint"] = request.stack.fingerprint
+            self._event = self._opened()
         self._first_index = self._place * request.params.n
         self._prompt_ids = request.prompt_ids.tolist()
         self._prompt_scores = request.prompt_scores
@@ -175,6 +180,10 @@ class Format(ABC):
         """The whole answer, where it is not streamed."""
         whole = {"object": self.whole, **self._head, "choices": choices, "usage": usage_object(usage)}
         return _encode({**whole, "timings": timings, **self._prompt_part()})
+
+    def _opened(self) -> bytes:
+        """What every event begins with."""
+        return b"data: " + _encode({"object": self.chunk, **self._head})[:-1]
 
     def _rest(self) -> bytes:
         """What follows a chunk's choice."""

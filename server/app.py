@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from ..hooks.errors import BadRequest, NotFound, RequestError, RequestFailed, Unavailable
 from .auth import Door
 from .errors import error_response
+from .extensions import NOTHING, Extensions
 from .limits import HeaderLimit
 from .middleware import RequestId, WholeBody
 from .respond import respond
@@ -51,6 +52,7 @@ def create_app(
     cors_origins: Sequence[str] = (),
     auth: Bound | None = None,
     open_routes: Sequence[str] = (),
+    extensions: Extensions = NOTHING,
     max_headers: int = 100,
     max_header_bytes: int = 16 * 1024,
     body_timeout_s: float = BODY_TIMEOUT_S,
@@ -72,6 +74,7 @@ def create_app(
     if auth is not None:
         middleware.append(Middleware(Door, auth=auth, open_routes=open_routes))
     middleware.append(Middleware(WholeBody, max_bytes=max_body_bytes, timeout_s=body_timeout_s))
+    middleware += extensions.around()
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", api.chat, methods=["POST"]),
@@ -84,6 +87,7 @@ def create_app(
             Route("/health", api.health),
             Route("/ready", api.ready),
             Route("/metrics", api.metrics),
+            *extensions.mounts(),
         ],
         middleware=middleware,
         exception_handlers={HTTPException: _http_error, RequestError: _request_error, Exception: _unforeseen},

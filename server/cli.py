@@ -1,4 +1,5 @@
-"""The command line: `headrace serve`, `chat`, `complete`, `plan`, `doctor`, `plugins` and `completion`.
+"""The command line: `headrace serve`, `chat`, `complete`, `plan`, `doctor`, `bench`, `config`,
+`plugins` and `completion`.
 
 What needs torch is imported when a command runs, so that `--help` is quick.
 """
@@ -14,8 +15,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..hooks.config import Loaded
+from .bench.commands import bench
+from .commands import Commands
 from .complete import sampling_flags
+from .config_cli import config
 from .options import with_settings
+from .plugins_cli import plugins
 
 if TYPE_CHECKING:
     import socket
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
     from ..core.local import LLM
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="headrace", prog_name="headrace")
 def main() -> None:
     """Headrace, an LLM inference engine."""
@@ -56,12 +61,14 @@ def _serve(loaded: Loaded, sock: socket.socket, api_keys: tuple[str, ...], *, fo
     import trio
 
     from .auth import build_auth
+    from .extensions import build_extensions
     from .metrics import Metrics
     from .serve import serve, url
     from .vllm_metrics import VLLM
 
     log = structlog.get_logger()
     auth = build_auth(loaded, api_keys)
+    extensions = build_extensions(loaded)
     address = url(sock)
     log.info("listening", url=address, model=loaded.settings.model.uri, auth=auth.name if auth else "none")
 
@@ -85,7 +92,8 @@ def _serve(loaded: Loaded, sock: socket.socket, api_keys: tuple[str, ...], *, fo
         )
 
     with Bar() as bar:
-        trio.run(partial(serve, engine, sock, server, metrics=metrics, auth=auth, progress=bar.show, ready=ready))
+        around = partial(serve, metrics=metrics, auth=auth, extensions=extensions)
+        trio.run(partial(around, engine, sock, server, progress=bar.show, ready=ready))
 
 
 @main.command()
@@ -148,28 +156,9 @@ def doctor(loaded: Loaded, as_json: bool, self_test_s: float) -> None:
     sys.exit(0 if healthy else 1)
 
 
-@main.group()
-def plugins() -> None:
-    """What is installed besides Headrace itself, and what is in it."""
-
-
-@plugins.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-@with_settings("plugins", model="none")
-def list_plugins(loaded: Loaded, as_json: bool) -> None:
-    """Show every plugin: loaded, skipped or failed, what it offers and why not."""
-    import msgspec
-
-    from .doctor import find_plugins
-
-    for info in find_plugins(loaded):
-        if as_json:
-            click.echo(msgspec.json.encode(info))
-            continue
-        offers = ", ".join(f"{slot}: {' '.join(names)}" for slot, names in info.slots.items())
-        withheld = f"plugins.allow lacks it for {', '.join(info.withheld)}" if info.withheld else ""
-        notes = "; ".join(filter(None, (offers, info.reason, withheld)))
-        click.echo(f"{info.id:<20} {info.state:<8} {info.origin:<20} {notes}")
+main.add_command(plugins)
+main.add_command(config)
+main.add_command(bench)
 
 
 @main.command()

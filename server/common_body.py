@@ -49,12 +49,16 @@ class Extension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         logits: logits processor → its parameters.
+        sampler: parameters of the server's sampler.
+        stop: stop watcher → its parameters.
         priority: smaller is served first, where the scheduler policy looks at it.
         patience_s: how long the request may wait at the door for a place; 0: refused at once.
         timeout_s, timeout_ms: how long it may take in all.
     """
 
     logits: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sampler: dict[str, Any] = field(default_factory=dict)
+    stop: dict[str, dict[str, Any]] = field(default_factory=dict)
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
     patience_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     timeout_s: Annotated[float, Meta(gt=0, le=1e6)] | None = None

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import click
 
 from ..hooks import config
-from ..hooks.config import Loaded, Setting
+from ..hooks.config import Setting, Sources
 from ..hooks.errors import ConfigError, HeadraceError
 
 Command = Callable[..., None]
@@ -25,8 +25,15 @@ OTHER_FLAGS: Final = {"model.name": ("--served-model-name",)}
 """Further names of flags, for those who come from other servers."""
 
 
-def with_settings(*sections: str, model: Literal["argument", "option", "none"] = "argument") -> Decorator:
+def with_settings(
+    *sections: str,
+    model: Literal["argument", "option", "none"] = "argument",
+    using: Callable[[Sources], object] = lambda sources: config.checked(config.merged(sources)),
+) -> Decorator:
     """Give a command MODEL and the flags of *sections*; it is called with `loaded`.
+
+    Args:
+        using: what makes `loaded` of the sources: by default the checked settings, as a `Loaded`.
 
     Errors that have a message for the operator end it with that message: exit code 2 for the configuration, else 1.
     """
@@ -47,7 +54,7 @@ def with_settings(*sections: str, model: Literal["argument", "option", "none"] =
                 if value is not None:
                     given[setting.key] = str(value).lower() if isinstance(value, bool) else value
             with _clear_errors():
-                command(loaded=_load(config_file, given, sets, profiles), **values)
+                command(loaded=using(_sources(config_file, given, sets, profiles)), **values)
 
         options = [_option(*item) for item in reversed(chosen.items())]
         decorated: Command = run
@@ -94,10 +101,10 @@ def _variable(setting: Setting) -> str:
     return "setting_" + setting.key.replace(".", "_")
 
 
-def _load(file: Path | None, given: dict[str, str], sets: tuple[str, ...], profiles: tuple[str, ...]) -> Loaded:
+def _sources(file: Path | None, given: dict[str, str], sets: tuple[str, ...], profiles: tuple[str, ...]) -> Sources:
     if file is None and CONFIG_FILE.exists():
         file = CONFIG_FILE
-    return config.load(file=file, environ=os.environ, flags=given, sets=sets, profiles=profiles)
+    return Sources(file=file, environ=os.environ, flags=given, sets=sets, profiles=profiles)
 
 
 @contextmanager

@@ -82,6 +82,8 @@ def starting(
         params,
         id=id,
         extra=extension.logits,
+        sampler=extension.sampler,
+        stop=extension.stop,
         priority=extension.priority,
         timeout_s=timeout_s(http.headers, extension.timeout_s, extension.timeout_ms),
         patience_s=extension.patience_s,

@@ -25,6 +25,7 @@ from ..hooks.config import Server
 from ..hooks.errors import StartError
 from . import limits
 from .app import create_app
+from .extensions import NOTHING, Extensions
 from .hardening import WriteLimit, install
 from .logs import HypercornLog
 
@@ -95,6 +96,7 @@ async def serve(
     *,
     metrics: Metrics,
     auth: Bound | None = None,
+    extensions: Extensions = NOTHING,
     progress: Callable[[str, int, int], None] | None = None,
     ready: Callable[[], None] | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
@@ -104,6 +106,7 @@ async def serve(
     Args:
         sock: from `listen`; taken over.
         auth: who decides who asks; None: everybody may.
+        extensions: what plugins add.
         ready: called when the model is loaded.
         task_status: started when connections are accepted.
 
@@ -122,6 +125,7 @@ async def serve(
         cors_origins=settings.cors_origins,
         auth=auth,
         open_routes=settings.open_routes,
+        extensions=extensions,
         max_headers=settings.max_headers,
         max_header_bytes=settings.max_header_bytes,
     )

@@ -86,6 +86,8 @@ def make_request(engine: Engine, serving: Serving, handshake: HTTPConnection, st
         body.params(),
         id=f"ws-{token_hex(12)}",
         extra=extension.logits,
+        sampler=extension.sampler,
+        stop=extension.stop,
         priority=extension.priority,
         timeout_s=timeout_s(handshake.headers, extension.timeout_s, extension.timeout_ms),
         patience_s=extension.patience_s,
@@ -147,6 +149,7 @@ class Answer:
             reasons=[self._reasons[choice] for choice in range(num_choices)],
             usage=usage_object(self._usage),
             timings=self._engine.timings(self._request),
+            system_fingerprint=self._request.stack.fingerprint if self._request.stack else "",
         )
 
     async def _take(self) -> RequestError | None:

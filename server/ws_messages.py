@@ -73,12 +73,13 @@ class Delta(Struct, frozen=True, kw_only=True, tag="delta", omit_defaults=True):
 
 
 class Done(Struct, frozen=True, kw_only=True, tag="done"):
-    """The request has ended well. *reasons*: why each choice ended; *usage* and *timings* as in the HTTP API."""
+    """The request has ended well. *reasons*: why each choice ended; the others as in the HTTP API."""
 
     id: str
     reasons: list[str]
     usage: dict[str, Any]
     timings: dict[str, Any]
+    system_fingerprint: str
 
 
 class Error(Struct, frozen=True, kw_only=True, tag="error"):

@@ -7,6 +7,8 @@ from headrace.hooks.config import Settings, documentation, flags, load, settings
 from headrace.hooks.decode import convert
 
 TEXTS = {
+    "--kernels": "native",
+    "--locked": "seed",
     "--log-format": "json",
     "--log-level": "debug",
     "--memory-headroom": "0.5",

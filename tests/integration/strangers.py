@@ -107,25 +107,96 @@ def register_logits_processor(register):
     register("naughty", Naughty, params=Params)
 '''
 
-CLUMSY = '''
-"""Scheduler policy `clumsy`: fails when it is asked about a second request."""
+BREAKER = '''
+"""Logits processor `breaker`: after three tokens it breaks as a request's *mode* says, again at each token."""
+
+import math
+import time
+
+import torch
+from msgspec import Struct
 
 from headrace.hooks.registry import plugin
-from headrace.plugins.fcfs import FirstComeFirstServed
+
+SLOW_S = 0.06
 
 
-class Clumsy(FirstComeFirstServed):
-    asked = 0
+class Params(Struct, forbid_unknown_fields=True):
+    mode: str = "good"
 
-    def order(self, waiting, now):
-        self.asked += 1
-        if self.asked == 2:
-            raise RuntimeError("tripped on purpose")
-        return super().order(waiting, now)
+
+class Breaker:
+    phase = "penalty"
+
+    def __init__(self, context, options):
+        self.modes = {}
+        self.kept = []
+
+    def admit(self, slot, params, admitted):
+        self.modes[slot] = params.mode
+        return params.mode != "good"
+
+    def apply(self, logits, rows):
+        if rows.num_outputs[0] < 3:
+            return logits
+        return getattr(self, self.modes[rows.slots[0]])(logits, rows)
+
+    def raises(self, logits, rows):
+        logits.fill_(math.nan)
+        raise RuntimeError("on purpose")
+
+    def nan(self, logits, rows):
+        return logits.fill_(math.nan)
+
+    def shape(self, logits, rows):
+        return logits[:, :3]
+
+    def dtype(self, logits, rows):
+        return logits.double()
+
+    def slow(self, logits, rows):
+        time.sleep(SLOW_S)
+        return logits
+
+    def thief(self, logits, rows):
+        for kept in self.kept:
+            kept.fill_(1e9)
+        self.kept.append(logits)
+        for slot in range(64):
+            try:
+                rows.history.output(slot).fill_(1)
+            except ValueError:
+                pass
+        shape = logits.shape
+        logits.resize_(64, shape[1]).fill_(1e9)
+        rows.slots.clear()
+        return logits.resize_(shape)
 
 
 @plugin
-def register_scheduler_policy(register):
+def register_logits_processor(register):
+    register("breaker", Breaker, params=Params)
+'''
+
+CLUMSY = '''
+"""Attention `clumsy`: fails when a second prompt comes."""
+
+from headrace.hooks.registry import plugin
+from headrace.plugins.sdpa import Sdpa
+
+
+class Clumsy(Sdpa):
+    prompts = 0
+
+    def plan(self, batch):
+        self.prompts += len(batch.seq_lens) > batch.num_decodes
+        if self.prompts == 2:
+            raise RuntimeError("tripped on purpose")
+        return super().plan(batch)
+
+
+@plugin
+def register_attention(register):
     register("clumsy", lambda context, options: Clumsy())
 '''
 

@@ -130,7 +130,7 @@ async def test_while_a_model_loads_the_server_says_so_and_then_answers(tiny: Pat
 
 async def test_the_process_of_a_line_that_failed_tells_its_clients_and_exits_with_1(tiny: Path, tmp_path: Path) -> None:
     strangers.install(tmp_path, "clumsy", strangers.CLUMSY)
-    with served(tmp_path, str(tiny), "--set", "line.policy.use=clumsy", path=tmp_path) as server:
+    with served(tmp_path, str(tiny), "--set", "model.attention.use=clumsy", path=tmp_path) as server:
         host, port = server.url.removeprefix("http://").split(":")
         request = post(messages=[{"role": "user", "content": "on and on"}], stream=True, ignore_eos=True)
         async with await trio.open_tcp_stream(host, int(port)) as stream:

@@ -12,6 +12,7 @@ import trio
 
 from headrace.core.channel import ChannelStatistics
 from headrace.core.codec import Codec
+from headrace.core.containment import PluginCost
 from headrace.core.engine import DrainReport, EngineStatistics, ModelInfo
 from headrace.core.mailbox import Mailbox
 from headrace.core.timeline import Timeline
@@ -143,7 +144,18 @@ class FakeEngine:
             raise EngineDied(self._dead)
 
     def request(
-        self, prompt, params, *, id=None, extra=None, priority=0, timeout_s=None, patience_s=0.0, tenant=""
+        self,
+        prompt,
+        params,
+        *,
+        id=None,
+        extra=None,
+        priority=0,
+        timeout_s=None,
+        patience_s=0.0,
+        tenant="",
+        sampler=None,
+        stop=None,
     ) -> Request:
         if self.state != "ready":
             raise Unavailable("not ready", retry_after_s=5)
@@ -157,6 +169,7 @@ class FakeEngine:
         self.prompts.append(prompt)
         self.params.append(dict(params))
         self.calls.append({"extra": extra, "priority": priority, "timeout_s": timeout_s, "patience_s": patience_s})
+        self.calls[-1] |= {name: asked for name, asked in (("sampler", sampler), ("stop", stop)) if asked}
         request = Request(
             id=id or secrets.token_hex(4),
             prompt=prompt,
@@ -218,6 +231,7 @@ class FakeEngine:
             guessed_tokens_total=0,
             kept_tokens_total=0,
             kept_by_position=(0, 0),
+            plugins=(PluginCost(plugin="acme", slot="sampler", seconds=0.25, calls=4, errors=1, quarantined=1),),
         )
 
     async def drain(self, budget_s: float) -> DrainReport:

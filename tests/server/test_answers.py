@@ -183,6 +183,9 @@ async def test_extensions_reach_the_engine(client, engine):
     extension = {"logits": {"top-p": {"p": 0.5}}, "priority": 3, "timeout_s": 2.5, "patience_s": 1.5}
     await client.post(CHAT, json={"messages": HI, "headrace": extension})
     assert engine.calls[0] == {"extra": {"top-p": {"p": 0.5}}, "priority": 3, "timeout_s": 2.5, "patience_s": 1.5}
+    extension = {"sampler": {"tau": 3.0}, "stop": {"time-limit": {"max_time_s": 2}}}
+    await client.post(CHAT, json={"messages": HI, "headrace": extension})
+    assert {name: engine.calls[1][name] for name in extension} == extension
 
 
 async def test_metrics_are_prometheus_text(client):

@@ -75,7 +75,7 @@ def test_help_needs_no_torch():
 
 def test_plugins_are_listed_with_their_slots_and_states():
     lines = run("plugins", "list", "--plugins-disable", "top-k").output.splitlines()
-    by_id = {line.split()[0]: line for line in lines}
+    by_id = {line.split()[0]: line for line in lines if line}
     assert "loaded" in by_id["static-keys"]
     assert "auth: static-keys" in by_id["static-keys"]
     assert "skipped" in by_id["top-k"]

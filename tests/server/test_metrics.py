@@ -113,6 +113,14 @@ async def test_the_engines_statistics_are_gauges_and_counters(engine):
     assert found["headrace_channel_blocked_seconds_total{channel=forward}"] == 0.25
 
 
+async def test_each_plugin_has_its_cost_its_errors_and_whether_it_is_in_quarantine(engine):
+    found = samples(Metrics(), engine)
+    assert found["headrace_plugin_seconds_total{plugin=acme,slot=sampler}"] == 0.25
+    assert found["headrace_plugin_calls_total{plugin=acme,slot=sampler}"] == 4
+    assert found["headrace_plugin_errors_total{plugin=acme,slot=sampler}"] == 1
+    assert found["headrace_plugin_quarantined{plugin=acme,slot=sampler}"] == 1
+
+
 async def test_running_returns_to_zero_after_abandoned_requests(site, engine):
     engine.hold_at = 1
     async with await site.connect() as stream:
