@@ -20,7 +20,7 @@ from tests.integration.processes import ROOT, Served, environment, served
 
 PROBE_S = 900
 QUESTION: list[openai.types.chat.ChatCompletionMessageParam] = [
-    {"role": "user", "content": "What is the capital of France?"}
+    {"role": "user", "content": "What is the chemical symbol for water?"}
 ]
 
 
@@ -60,7 +60,7 @@ def test_a_streamed_chat_says_what_a_whole_one_says(client: openai.OpenAI, model
         stream_options={"include_usage": True},
     )
     *parts, last = chunks
-    assert "Paris" in str(whole.choices[0].message.content)
+    assert "H2O" in str(whole.choices[0].message.content)
     assert "".join(part.choices[0].delta.content or "" for part in parts) == whole.choices[0].message.content
     assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
     assert last.usage is not None
@@ -114,6 +114,6 @@ def test_sigterm_with_an_open_stream_ends_the_process_with_0(server: Served, cli
     text = next(stream).choices[0].delta.content or ""
     server.child.send_signal(signal.SIGTERM)
     text += "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-    assert "Paris" in text
+    assert "H2O" in text
     assert server.child.wait(30) == 0
     assert {"draining", "drained"} <= {event["event"] for event in server.events()}

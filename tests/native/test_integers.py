@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from headrace.core.kernels.native.abi import Storage
-from headrace.core.kernels.quantized import QuantizedLinear
+from headrace.core.kernels.native.pack import dequantize, pack_floats
+from headrace.core.kernels.native.pages import gather
+from headrace.core.kernels.quantized import QuantizedLinear, quantize_q4
 from headrace.core.model.load import load
 from headrace.plugins.integers import Integers
 from headrace.plugins.llama import Llama
@@ -129,6 +131,20 @@ def test_a_strangers_product_ends_a_segment_and_the_next_goes_on(path):
 
     assert model.breaks == {"linear": model.program.num_layers}
     assert (model.forward(step) - plain.forward(step)).abs().mean() < 0.02
+
+
+def test_matrices_lie_one_after_the_other_and_are_what_they_were():
+    parts = [quantize_q4(torch.randn(48, 64)), torch.randn(7, 33), pack_floats(torch.randn(5, 40), torch.randn(5))]
+    before = [part if isinstance(part, torch.Tensor) else dequantize(part) for part in parts]
+
+    gather(parts)
+
+    after = [part if isinstance(part, torch.Tensor) else dequantize(part) for part in parts]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    starts = [(part if isinstance(part, torch.Tensor) else part.data).data_ptr() for part in parts]
+    assert all(start % 64 == 0 for start in starts)
+    assert starts == sorted(starts)
+    assert parts[2].bias is not None
 
 
 def test_the_head_keeps_8_bits(path):

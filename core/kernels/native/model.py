@@ -22,6 +22,7 @@ from . import abi
 from .draw import Drawer
 from .lower import NOWHERE, Lowered, Space, lower
 from .pack import Packed, pack_floats
+from .pages import advise, gather
 
 SPIN: Final = 4000
 """Looks at the counter, some 30 ns each, before an idle thread sleeps."""
@@ -72,6 +73,8 @@ class NativeModel:
         self._ints = _IntMemory(self.lowered.ints)
         self._turns = _Turns(self.lowered.turns)
         self._cache = _cache(store, program, native_cache)
+        gather(self.lowered.matrices)
+        advise(store.pool)
         self._ops = (abi.Op * len(self.lowered.ops))(*self.lowered.ops)
         self._matrices = _matrices(self.lowered)
         self._c_program = self._describe()

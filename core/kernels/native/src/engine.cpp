@@ -22,11 +22,17 @@ struct Engine {
   std::vector<std::vector<float>> scratch;
   std::vector<Unit> units;
   std::vector<int32_t> row_seq, counts, sizes, totals;
+  int heads_together = 1;
 
   Engine(const HrProgram& p, const Dialect* d, int threads, int spin) : program(p), dialect(d), team(threads, spin) {
     int floats = p.scratch_floats;
     for (int i = 0; i < p.num_ops; i++)
       if (p.ops[i].kind == HR_ATTEND) floats = std::max(floats, HR_MAX_QUERIES * (2 * p.ops[i].inner + KEYS));
+    // Four blocks of 16 outputs as bytes, in two planes where weights have 8 bits.
+    for (int i = 0; i < p.num_matrices; i++) {
+      const HrMatrix& m = p.matrices[i];
+      if (m.storage == HR_Q4 || m.storage == HR_Q8) floats = std::max(floats, (m.k + 31) / 32 * 128 * (m.storage == HR_Q8 ? 8 : 4));
+    }
     scratch.assign((size_t)threads, std::vector<float>((size_t)floats + 16));
   }
 };
@@ -49,6 +55,14 @@ void plan_units(Engine& e, const HrStep& step, int heads_per_kv) {
   }
 }
 
+// Heads of a block lie together, so one thread had better read them all; where there are few rows, threads share them.
+int together(const Engine& e, const HrOp& op) {
+  int most = 0;
+  for (const Unit& unit : e.units) most = std::max(most, unit.end - unit.first);
+  bool fits = most * op.heads <= HR_MAX_QUERIES;
+  return fits && (int)e.units.size() >= 4 * e.team.size() ? op.kv_heads : 1;
+}
+
 // How many items of an operation there are, and how many go together: a few microseconds' worth, and enough for all threads.
 void divide(Engine& e, const HrStep& step, const HrOp& op, int* total, int* size) {
   int rows = op.domain == HR_SAMPLES ? step.num_samples : step.num_tokens;
@@ -63,7 +77,7 @@ void divide(Engine& e, const HrStep& step, const HrOp& op, int* total, int* size
       *size = std::clamp(*total / (threads * per_thread), m.gated ? 1 : 2, 64);
       break;
     }
-    case HR_ATTEND: *total = (int)e.units.size() * op.kv_heads; break;
+    case HR_ATTEND: *total = (int)e.units.size() * (op.kv_heads / e.heads_together); break;
     default:
       *total = rows;
       *size = std::clamp(rows / (threads * 4), 1, 16);
@@ -102,10 +116,10 @@ void hr_destroy(void* engine) { delete static_cast<Engine*>(engine); }
 void hr_run(void* engine, const HrStep* step, int32_t first, int32_t end) {
   Engine& e = *static_cast<Engine*>(engine);
   const HrOp* ops = e.program.ops;
-  int heads_per_kv = 1;
-  for (int i = first; i < end; i++)
-    if (ops[i].kind == HR_ATTEND) heads_per_kv = ops[i].heads / ops[i].kv_heads;
-  plan_units(e, *step, heads_per_kv);
+  const HrOp* attend = std::find_if(ops + first, ops + end, [](const HrOp& op) { return op.kind == HR_ATTEND; });
+  const HrOp* store = std::find_if(ops + first, ops + end, [](const HrOp& op) { return op.kind == HR_STORE; });
+  if (attend != ops + end || store != ops + end) plan_units(e, *step, attend != ops + end ? attend->heads / attend->kv_heads : 1);
+  e.heads_together = attend != ops + end ? together(e, *attend) : 1;
   int n = end - first;
   e.counts.resize((size_t)n);
   e.sizes.resize((size_t)n);
@@ -117,7 +131,7 @@ void hr_run(void* engine, const HrStep* step, int32_t first, int32_t end) {
     e.sizes[(size_t)i] = size;
     e.counts[(size_t)i] = (total + size - 1) / size;
   }
-  Run run{&e.program, step, e.units.data(), e.row_seq.data()};
+  Run run{&e.program, step, e.units.data(), e.row_seq.data(), e.heads_together};
   e.team.run(n, e.counts.data(), [&](int i, int item, int thread) {
     int size = e.sizes[(size_t)i], from = item * size;
     e.dialect->tile(run, ops[first + i], from, std::min(from + size, e.totals[(size_t)i]), e.scratch[(size_t)thread].data());

@@ -11,6 +11,7 @@ struct Run {
   const HrStep* step;
   const Unit* units;
   const int32_t* row_seq;  // the sequence of each row
+  int32_t heads_together;  // KV heads that an item of attention takes
 };
 
 // Items [first, end) of an operation: rows, blocks of outputs, or attention units times KV heads.

@@ -48,82 +48,135 @@ static void quantize_row(const float* x, int width, int8_t* q, float* scales, in
 
 // ── products ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// 16 outputs of R rows. x: first row's integers; each row further on by xs bytes, its scales by ss floats.
+// A group of weights as a kernel wants it: 8 vectors, one for each 4 values of K. Opened in registers for a few rows; for
+// many, once for all of them into memory that stays in the nearest cache.
+struct Nibbles {
+  static constexpr int BYTES = Q4_BYTES, SCALES = 256;
+  template <int J>
+  static inline U get(const uint8_t* w) {
+    U u = load_u(w + 64 * (J % 4));
+    return J < 4 ? low(u) : high(u);
+  }
+};
+struct Opened {
+  static constexpr int BYTES = 512;
+  template <int J>
+  static inline U get(const uint8_t* w) { return load_u(w + 64 * J); }
+};
+struct Low {
+  static constexpr int BYTES = Q8_BYTES;
+  template <int J>
+  static inline U get(const uint8_t* w) { return low(load_u(w + 64 * J)); }
+};
+struct High {
+  static constexpr int BYTES = Q8_BYTES;
+  template <int J>
+  static inline U get(const uint8_t* w) { return high(load_u(w + 64 * J)); }
+};
+
+template <class W, int J, int R>
+static inline void dot_quad(const uint8_t* w, const int8_t* x, int64_t xs, D* d) {
+  U u = W::template get<J>(w);
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++) d[r] = dot4(d[r], u, four(x + r * xs + 4 * J));
+}
+
+// Sums of the products of one group, for R rows.
+template <class W, int R>
+static inline void dot_group(const uint8_t* w, const int8_t* x, int64_t xs, D* d) {
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++) d[r] = d_zero();
+  // Quads that share bytes come one after the other.
+  dot_quad<W, 0, R>(w, x, xs, d), dot_quad<W, 4, R>(w, x, xs, d);
+  dot_quad<W, 1, R>(w, x, xs, d), dot_quad<W, 5, R>(w, x, xs, d);
+  dot_quad<W, 2, R>(w, x, xs, d), dot_quad<W, 6, R>(w, x, xs, d);
+  dot_quad<W, 3, R>(w, x, xs, d), dot_quad<W, 7, R>(w, x, xs, d);
+}
+
+// acc += scale * sum + offset * (sum of the activations), in this order for every kernel.
 template <int R>
-static inline void dot_q4(const uint8_t* w, int groups, const int8_t* x, int64_t xs, const float* s, int64_t ss, V* acc) {
+static inline void scaled(const V* sums, V wd, V wm, const float* s, int64_t ss, V* acc) {
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++) {
+    acc[r] = fma(sums[r], mul(wd, set1(s[r * ss])), acc[r]);
+    acc[r] = fma(wm, set1(s[r * ss + 1]), acc[r]);
+  }
+}
+
+// 16 outputs of R rows. w: packed groups; opened: the same as bytes, or null. x: the first row's integers, each row further
+// on by xs bytes, its scales by ss floats.
+template <int R>
+static inline void dot_q4(const uint8_t* w, const uint8_t* opened, int groups, const int8_t* x, int64_t xs, const float* s,
+                          int64_t ss, V* acc) {
   for (int r = 0; r < R; r++) acc[r] = zero();
   for (int g = 0; g < groups; g++, w += Q4_BYTES) {
-    const int8_t* xg = x + g * GROUP;
     D d[R];
-    for (int r = 0; r < R; r++) d[r] = d_zero();
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-      U u = load_u(w + 64 * j);
-      U l = low(u), h = high(u);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; r++) d[r] = dot4(d[r], l, four(xg + r * xs + 4 * j));
-#pragma GCC unroll 4
-      for (int r = 0; r < R; r++) d[r] = dot4(d[r], h, four(xg + r * xs + 16 + 4 * j));
-    }
-    V wd = load_half((const uint16_t*)(w + 256)), wm = load_half((const uint16_t*)(w + 288));
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-      acc[r] = fma(to_float(d[r]), mul(wd, set1(s[r * ss + 2 * g])), acc[r]);
-      acc[r] = fma(wm, set1(s[r * ss + 2 * g + 1]), acc[r]);
-    }
+    if (opened) dot_group<Opened, R>(opened + g * 512, x + g * GROUP, xs, d);
+    else dot_group<Nibbles, R>(w, x + g * GROUP, xs, d);
+    V sums[R];
+    for (int r = 0; r < R; r++) sums[r] = to_float(d[r]);
+    scaled<R>(sums, load_half((const uint16_t*)(w + 256)), load_half((const uint16_t*)(w + 288)), s + 2 * g, ss, acc);
   }
 }
 
 #if defined(HR_PLANES)
-template <int R, U (*PLANE)(U)>
-static inline void plane(const uint8_t* w, const int8_t* x, int64_t xs, D* d) {
-#pragma GCC unroll 4
-  for (int r = 0; r < R; r++) d[r] = d_zero();
-#pragma GCC unroll 8
-  for (int j = 0; j < 8; j++) {
-    U u = PLANE(load_u(w + 64 * j));
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) d[r] = dot4(d[r], u, four(x + r * xs + 4 * j));
-  }
-}
-
+constexpr int PLANES = 2;
+constexpr bool hr_planes = true;
 template <int R>
-static inline void sums_q8(const uint8_t* w, const int8_t* x, int64_t xs, V* sums) {
+static inline void sums_q8(const uint8_t* w, const uint8_t* opened, const int8_t* x, int64_t xs, V* sums) {
   D d[R];
   I lows[R];
-  plane<R, low>(w, x, xs, d);
+  if (opened) dot_group<Opened, R>(opened, x, xs, d);
+  else dot_group<Low, R>(w, x, xs, d);
 #pragma GCC unroll 4
   for (int r = 0; r < R; r++) lows[r] = to_int(d[r], 1);
-  plane<R, high>(w, x, xs, d);
+  if (opened) dot_group<Opened, R>(opened + 512, x, xs, d);
+  else dot_group<High, R>(w, x, xs, d);
 #pragma GCC unroll 4
   for (int r = 0; r < R; r++) sums[r] = to_float(lows[r], d[r]);
 }
 #else
+constexpr int PLANES = 1;
+constexpr bool hr_planes = false;
 template <int R>
-static inline void sums_q8(const uint8_t* w, const int8_t* x, int64_t xs, V* sums) {
+static inline void sums_q8(const uint8_t* w, const uint8_t*, const int8_t* x, int64_t xs, V* sums) {
   D d[R];
-  for (int r = 0; r < R; r++) d[r] = d_zero();
-#pragma GCC unroll 8
-  for (int j = 0; j < 8; j++) {
-    U u = load_u(w + 64 * j);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) d[r] = dot4(d[r], u, four(x + r * xs + 4 * j));
-  }
+  dot_group<Opened, R>(w, x, xs, d);
   for (int r = 0; r < R; r++) sums[r] = to_float(d[r]);
 }
 #endif
 
 template <int R>
-static inline void dot_q8(const uint8_t* w, int groups, const int8_t* x, int64_t xs, const float* s, int64_t ss, V* acc) {
+static inline void dot_q8(const uint8_t* w, const uint8_t* opened, int groups, const int8_t* x, int64_t xs, const float* s,
+                          int64_t ss, V* acc) {
   for (int r = 0; r < R; r++) acc[r] = zero();
   for (int g = 0; g < groups; g++, w += Q8_BYTES) {
     V sums[R];
-    sums_q8<R>(w, x + g * GROUP, xs, sums);
-    V wd = load_half((const uint16_t*)(w + 512)), wm = mul(wd, set1(-128.0f));
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-      acc[r] = fma(sums[r], mul(wd, set1(s[r * ss + 2 * g])), acc[r]);
-      acc[r] = fma(wm, set1(s[r * ss + 2 * g + 1]), acc[r]);
+    sums_q8<R>(w, opened ? opened + g * 512 * PLANES : nullptr, x + g * GROUP, xs, sums);
+    V wd = load_half((const uint16_t*)(w + 512));
+    scaled<R>(sums, wd, mul(wd, set1(-128.0f)), s + 2 * g, ss, acc);
+  }
+}
+
+// A block of 16 outputs, opened into `out`: the values of each quad as bytes, of 8-bit weights a plane after the other.
+static void open_block(const uint8_t* w, int storage, int groups, uint8_t* out) {
+  for (int g = 0; g < groups; g++) {
+    if (storage == HR_Q4) {
+      for (int j = 0; j < 4; j++) {
+        U u = load_u(w + 64 * j);
+        store_u(out + 64 * j, low(u));
+        store_u(out + 256 + 64 * j, high(u));
+      }
+      w += Q4_BYTES;
+      out += 512;
+    } else {
+      for (int j = 0; j < 8; j++) {
+        U u = load_u(w + 64 * j);
+        store_u(out + 64 * j, low(u));
+        store_u(out + 512 + 64 * j, high(u));
+      }
+      w += Q8_BYTES;
+      out += 1024;
     }
   }
 }
@@ -155,14 +208,15 @@ static inline void dot_float(const typename S::T* w, int64_t ws, int k, const fl
 }
 
 template <int R>
-static inline void dot_block(const HrMatrix& m, int block, const float* x, int64_t xs, const HrInts* ints, int row, V* acc) {
+static inline void dot_block(const HrMatrix& m, int block, const uint8_t* opened, const float* x, int64_t xs,
+                             const HrInts* ints, int row, V* acc) {
   int groups = (m.k + GROUP - 1) / GROUP;
   if (m.storage == HR_Q4)
-    dot_q4<R>((const uint8_t*)m.data + (int64_t)block * groups * Q4_BYTES, groups, ints->q + row * ints->stride, ints->stride,
-              ints->scales + row * (ints->stride / 16), ints->stride / 16, acc);
+    dot_q4<R>((const uint8_t*)m.data + (int64_t)block * groups * Q4_BYTES, opened, groups, ints->q + row * ints->stride,
+              ints->stride, ints->scales + row * (ints->stride / 16), ints->stride / 16, acc);
   else if (m.storage == HR_Q8)
-    dot_q8<R>((const uint8_t*)m.data + (int64_t)block * groups * Q8_BYTES, groups, ints->q + row * ints->stride, ints->stride,
-              ints->scales + row * (ints->stride / 16), ints->stride / 16, acc);
+    dot_q8<R>((const uint8_t*)m.data + (int64_t)block * groups * Q8_BYTES, opened, groups, ints->q + row * ints->stride,
+              ints->stride, ints->scales + row * (ints->stride / 16), ints->stride / 16, acc);
   else {
     for (int r = 0; r < R; r++) acc[r] = zero();
     int64_t at = (int64_t)block * m.k * 16;
@@ -206,61 +260,87 @@ static inline float* output(const Run& run, HrRef ref, int row) {
   return b.data + (int64_t)row * b.stride + ref.off;
 }
 
+// A product under way: where its rows come from and what one thread has opened.
+struct Product {
+  const Run& run;
+  const HrOp& op;
+  const HrMatrix& m;
+  const HrInts* ints;
+  Operand a, residual;
+  uint8_t* opened;        // 4 blocks, or null
+  int64_t opened_stride;  // bytes of one
+};
+
 template <int R>
-static inline void matmul_rows(const Run& run, const HrOp& op, const HrMatrix& m, const HrInts* ints, int block, int row) {
+static inline void dot_rows(const Product& p, int block, int which, int row, V* acc) {
+  const uint8_t* opened = p.opened ? p.opened + which * p.opened_stride : nullptr;
+  dot_block<R>(p.m, block, opened, p.a.base ? p.a.row(row) : nullptr, p.a.stride, p.ints, row, acc);
+}
+
+template <int R>
+static inline void matmul_rows(const Product& p, int block, int row) {
   V acc[R];
-  Operand a = operand(run, op, op.a), residual = operand(run, op, op.b);
-  dot_block<R>(m, block, a.base ? a.row(row) : nullptr, a.stride, ints, row, acc);
-  int n = std::min(16, m.n - block * 16);
+  dot_rows<R>(p, block, 0, row, acc);
+  int n = std::min(16, p.m.n - block * 16);
   V bias = zero();
-  if (m.bias) load_or_part(&bias, m.bias + block * 16, n);
+  if (p.m.bias) load_or_part(&bias, p.m.bias + block * 16, n);
   for (int r = 0; r < R; r++) {
-    V y = m.bias ? add(acc[r], bias) : acc[r];
-    if (residual.base) {
+    V y = p.m.bias ? add(acc[r], bias) : acc[r];
+    if (p.residual.base) {
       V x;
-      load_or_part(&x, residual.row(row + r) + block * 16, n);
+      load_or_part(&x, p.residual.row(row + r) + block * 16, n);
       y = add(y, x);
     }
-    store_or_part(output(run, op.out, row + r) + block * 16, y, n);
+    store_or_part(output(p.run, p.op.out, row + r) + block * 16, y, n);
   }
 }
 
 // A unit is 4 blocks: 32 gates and their 32 ups, which make one group of integers, or 32 floats.
 template <int R>
-static inline void gated_rows(const Run& run, const HrOp& op, const HrMatrix& m, const HrInts* ints, int unit, int row) {
+static inline void gated_rows(const Product& p, int unit, int row) {
   V acc[4][R];
-  Operand a = operand(run, op, op.a);
-  for (int i = 0; i < 4; i++) dot_block<R>(m, 4 * unit + i, a.base ? a.row(row) : nullptr, a.stride, ints, row, acc[i]);
+  for (int i = 0; i < 4; i++) dot_rows<R>(p, 4 * unit + i, i, row, acc[i]);
   for (int r = 0; r < R; r++) {
     float t[32];
-    for (int i = 0; i < 2; i++) store(t + 16 * i, mul(activated(op.act, acc[i][r]), acc[i + 2][r]));
-    if (op.qout >= 0) {
-      const HrInts& o = run.program->ints[op.qout];
+    for (int i = 0; i < 2; i++) store(t + 16 * i, mul(activated(p.op.act, acc[i][r]), acc[i + 2][r]));
+    if (p.op.qout >= 0) {
+      const HrInts& o = p.run.program->ints[p.op.qout];
       int64_t at = (int64_t)(row + r);
       quantize_group(t, 32, o.q + at * o.stride + 32 * unit, o.scales + at * (o.stride / 16) + 2 * unit);
     }
-    if (op.out.buf >= 0) std::memcpy(output(run, op.out, row + r) + 32 * unit, t, sizeof t);
+    if (p.op.out.buf >= 0) std::memcpy(output(p.run, p.op.out, row + r) + 32 * unit, t, sizeof t);
   }
 }
 
 template <int R>
-static inline void matmul_some(const Run& run, const HrOp& op, const HrMatrix& m, const HrInts* ints, int at, int row) {
-  if (m.gated) gated_rows<R>(run, op, m, ints, at, row);
-  else matmul_rows<R>(run, op, m, ints, at, row);
+static inline void product_rows(const Product& p, int at, int row) {
+  if (p.m.gated) gated_rows<R>(p, at, row);
+  else matmul_rows<R>(p, at, row);
 }
 
-static void matmul(const Run& run, const HrOp& op, int first, int end, int rows) {
+constexpr int MANY = 8;  // rows from which on opening a block pays
+
+static void matmul(const Run& run, const HrOp& op, int first, int end, int rows, float* scratch) {
   const HrMatrix& m = run.program->matrices[op.matrix];
   const HrInts* ints = op.qin >= 0 ? &run.program->ints[op.qin] : nullptr;
+  const int groups = (m.k + GROUP - 1) / GROUP, blocks = m.gated ? 4 : 1;
+  const bool opens = rows >= MANY && (m.storage == HR_Q4 || (m.storage == HR_Q8 && hr_planes));
+  Product p{run, op, m, ints, operand(run, op, op.a), operand(run, op, op.b), opens ? (uint8_t*)scratch : nullptr,
+            (int64_t)groups * 512 * (m.storage == HR_Q8 ? 2 : 1)};
   // Rows that a gather scatters are not a stride apart.
-  int together = op.gather && !ints ? 1 : TOGETHER;
+  const bool one_by_one = op.gather && !ints;
   for (int at = first; at < end; at++) {
+    for (int i = 0; opens && i < blocks; i++) {
+      int64_t bytes = (int64_t)groups * (m.storage == HR_Q4 ? Q4_BYTES : Q8_BYTES);
+      open_block((const uint8_t*)m.data + (at * blocks + i) * bytes, m.storage, groups, p.opened + i * p.opened_stride);
+    }
     int row = 0;
-    if (together == TOGETHER)
-      for (; row + 4 <= rows; row += 4) matmul_some<4>(run, op, m, ints, at, row);
-    if (together == TOGETHER && rows - row == 3) matmul_some<3>(run, op, m, ints, at, row), row += 3;
-    if (together == TOGETHER && rows - row == 2) matmul_some<2>(run, op, m, ints, at, row), row += 2;
-    for (; row < rows; row++) matmul_some<1>(run, op, m, ints, at, row);
+    if (!one_by_one) {
+      for (; row + 4 <= rows; row += 4) product_rows<4>(p, at, row);
+      if (rows - row == 3) product_rows<3>(p, at, row), row += 3;
+      if (rows - row == 2) product_rows<2>(p, at, row), row += 2;
+    }
+    for (; row < rows; row++) product_rows<1>(p, at, row);
   }
 }
 
@@ -459,28 +539,28 @@ static void store_kv(const Run& run, const HrOp& op, int first, int end) {
 constexpr int QUERIES = 48;  // query rows of one KV head that a tile takes, at most
 
 template <int R>
-static inline void scores_of(const uint16_t* keys, int block_size, const float* q, int head_dim, float* s) {
+static inline void scores_of(const uint16_t* keys, int block_size, const float* q, int hd, float* s) {
   V acc[R];
   for (int r = 0; r < R; r++) acc[r] = zero();
-  dot_float<R, Half>(keys, block_size, head_dim, q, head_dim, acc);
+  dot_float<R, Half>(keys, block_size, hd, q, hd, acc);
   for (int r = 0; r < R; r++) store(s + r * KEYS, acc[r]);
 }
 
 template <int R>
-static inline void values_of(const uint16_t* values, int head_dim, int num_keys, const float* p, float* o) {
+static inline void values_of(const uint16_t* values, int hd, int num_keys, const float* p, float* o) {
   V acc[R];
-  for (int r = 0; r < R; r++) acc[r] = load(o + r * head_dim);
-  dot_float<R, Half>(values, head_dim, num_keys, p, KEYS, acc);
-  for (int r = 0; r < R; r++) store(o + r * head_dim, acc[r]);
+  for (int r = 0; r < R; r++) acc[r] = load(o + r * hd);
+  dot_float<R, Half>(values, hd, num_keys, p, KEYS, acc);
+  for (int r = 0; r < R; r++) store(o + r * hd, acc[r]);
 }
 
-#define HR_BY_ROWS(call, n)                 \
-  do {                                      \
-    int r = 0;                              \
-    for (; r + 4 <= (n); r += 4) call(4);   \
-    if ((n)-r == 3) { call(3); }            \
-    else if ((n)-r == 2) { call(2); }       \
-    else if ((n)-r == 1) { call(1); }       \
+#define HR_BY_ROWS(call, n)               \
+  do {                                    \
+    int r = 0;                            \
+    for (; r + 4 <= (n); r += 4) call(4); \
+    if ((n)-r == 3) { call(3); }          \
+    else if ((n)-r == 2) { call(2); }     \
+    else if ((n)-r == 1) { call(1); }     \
   } while (0)
 
 // The running softmax of one row over a tile of 32 scores: scores become weights, the sum and the scale of what was
@@ -515,16 +595,92 @@ static inline bool soften(float* s, int first, int end, float cap, float* top, f
   return true;
 }
 
-// Rows [first, end) of a sequence, all query heads of one KV head. Tiles of keys come in ascending order.
-static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int kv_head, float* scratch) {
+// What attention reads of one KV head, from some position on.
+static inline const uint16_t* keys_at(const HrCache& c, const HrOp& op, const int32_t* table, int position, int kv_head) {
+  return c.data + table[position / c.block_size] * c.block_stride + op.layer * c.layer_stride + kv_head * c.head_stride +
+         position % c.block_size;
+}
+static inline const uint16_t* values_at(const HrCache& c, const HrOp& op, const int32_t* table, int position, int kv_head) {
+  return c.data + table[position / c.block_size] * c.block_stride + op.layer * c.layer_stride + kv_head * c.head_stride +
+         c.value_offset + position % c.block_size * op.inner;
+}
+
+// The queries of some rows under one KV head, and what was gathered for them so far.
+struct Gathered {
+  int n;  // queries
+  float *q, *o, *s;
+  float *top, *total;
+};
+
+static void attend_tile(const Run& run, const HrOp& op, const Unit& unit, int kv_head, int tile, int num_keys, Gathered& g) {
   const HrCache& c = run.program->cache;
   const HrStep& step = *run.step;
-  const int hd = op.inner, heads = op.heads / op.kv_heads, n = (unit.end - unit.first) * heads;
-  float *q = scratch, *o = q + QUERIES * hd, *s = o + QUERIES * hd;
-  float top[QUERIES], total[QUERIES];
-  Operand query = operand(run, op, op.a);
+  const int hd = op.inner, heads = op.heads / op.kv_heads, n = g.n;
+  const int32_t* table = step.tables + step.cu_blocks[unit.seq];
+  for (int half = 0; 16 * half < num_keys; half++) {
+    const uint16_t* keys = keys_at(c, op, table, tile + 16 * half, kv_head);
+#define HR_SCORES(R) scores_of<R>(keys, c.block_size, g.q + r * hd, hd, g.s + r * KEYS + 16 * half)
+    HR_BY_ROWS(HR_SCORES, n);
+#undef HR_SCORES
+  }
+  bool any = false;
   for (int r = 0; r < n; r++) {
-    const float* from = query.row(unit.first + r / heads) + (kv_head * heads + r % heads) * hd;
+    int position = step.positions[unit.first + r / heads];
+    int first = op.window ? position - op.window + 1 - tile : 0;
+    float again;
+    if (!soften(g.s + r * KEYS, first, std::min(position + 1 - tile, num_keys), op.f1, &g.top[r], &g.total[r], &again)) continue;
+    any = true;
+    if (again != 1.0f)
+      for (int i = 0; i < hd; i += 16) store(g.o + r * hd + i, mul(load(g.o + r * hd + i), set1(again)));
+  }
+  for (int half = 0; any && 16 * half < num_keys; half++) {
+    const uint16_t* values = values_at(c, op, table, tile + 16 * half, kv_head);
+    int seen = std::min(16, num_keys - 16 * half);
+    for (int i = 0; i < hd; i += 16) {
+#define HR_VALUES(R) values_of<R>(values + i, hd, seen, g.s + r * KEYS + 16 * half, g.o + r * hd + i)
+      HR_BY_ROWS(HR_VALUES, n);
+#undef HR_VALUES
+    }
+  }
+}
+
+// What the next tile reads is not where the processor would guess it.
+static void fetch_tile(const Run& run, const HrOp& op, const Unit& unit, int first_head, int end_head, int tile, int to) {
+  const HrCache& c = run.program->cache;
+  const int32_t* table = run.step->tables + run.step->cu_blocks[unit.seq];
+  for (int position = tile; position < std::min(tile + KEYS, to); position += 16)
+    for (int h = first_head; h < end_head; h++) {
+      const char *keys = (const char*)keys_at(c, op, table, position, h), *values = (const char*)values_at(c, op, table, position, h);
+      for (int i = 0; i < op.inner; i += 2) __builtin_prefetch(keys + (int64_t)i * c.block_size * 2, 0, 2);
+      for (int i = 0; i < 32 * op.inner; i += 64) __builtin_prefetch(values + i, 0, 2);
+    }
+}
+
+static void finish_queries(const Run& run, const HrOp& op, const Unit& unit, int kv_head, Gathered& g) {
+  const int hd = op.inner, heads = op.heads / op.kv_heads;
+  for (int r = 0; r < g.n; r++) {
+    int row = unit.first + r / heads, column = (kv_head * heads + r % heads) * hd;
+    float* o = g.o + r * hd;
+    V by = set1(1.0f / g.total[r]);
+    for (int i = 0; i < hd; i += 16) store(o + i, mul(load(o + i), by));
+    if (op.out.buf >= 0) std::memcpy(output(run, op.out, row) + column, o, (size_t)hd * 4);
+    if (op.qout >= 0) {
+      const HrInts& out = run.program->ints[op.qout];
+      quantize_row(o, hd, out.q + row * out.stride + column, out.scales + row * (out.stride / 16) + column / 16, hd);
+    }
+  }
+}
+
+// Rows [first, end) of a sequence under KV heads [first_head, end_head). Tiles of keys come in ascending order.
+static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int first_head, int end_head, float* scratch) {
+  const HrStep& step = *run.step;
+  const int hd = op.inner, heads = op.heads / op.kv_heads, n = (unit.end - unit.first) * heads, all = n * (end_head - first_head);
+  float top[QUERIES], total[QUERIES];
+  float *q = scratch, *o = q + QUERIES * hd, *s = o + QUERIES * hd;
+  Operand query = operand(run, op, op.a);
+  for (int r = 0; r < all; r++) {
+    int head = (first_head + r / n) * heads + r % n % heads;
+    const float* from = query.row(unit.first + r % n / heads) + head * hd;
     for (int i = 0; i < hd; i += 16) {
       store(q + r * hd + i, mul(load(from + i), set1(op.f0)));
       store(o + r * hd + i, zero());
@@ -534,65 +690,33 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int kv
   }
   int from = step.positions[unit.first], to = step.positions[unit.end - 1] + 1;
   int start = op.window ? std::max(0, from - op.window + 1) / KEYS * KEYS : 0;
-  const int32_t* table = step.tables + step.cu_blocks[unit.seq];
   for (int tile = start; tile < to; tile += KEYS) {
-    int num_keys = std::min(KEYS, to - tile);
-    // What the next tile reads is not where the processor would guess it.
-    for (int next = tile + KEYS; next < std::min(tile + 2 * KEYS, to); next += 16) {
-      const uint16_t* p = c.data + table[next / c.block_size] * c.block_stride + op.layer * c.layer_stride + kv_head * c.head_stride;
-      const char *keys = (const char*)(p + next % c.block_size), *values = (const char*)(p + c.value_offset + next % c.block_size * hd);
-      for (int i = 0; i < hd; i += 2) __builtin_prefetch(keys + (int64_t)i * c.block_size * 2);
-      for (int i = 0; i < 32 * hd; i += 64) __builtin_prefetch(values + i);
-    }
-    const uint16_t* at[2];
-    for (int half = 0; half < 2 && 16 * half < num_keys; half++) {
-      int position = tile + 16 * half;
-      at[half] = c.data + table[position / c.block_size] * c.block_stride + op.layer * c.layer_stride + kv_head * c.head_stride;
-      const uint16_t* keys = at[half] + position % c.block_size;
-#define HR_SCORES(R) scores_of<R>(keys, c.block_size, q + r * hd, hd, s + r * KEYS + 16 * half)
-      HR_BY_ROWS(HR_SCORES, n);
-#undef HR_SCORES
-    }
-    bool any = false;
-    for (int r = 0; r < n; r++) {
-      int position = step.positions[unit.first + r / heads];
-      int first = op.window ? position - op.window + 1 - tile : 0;
-      float again;
-      if (!soften(s + r * KEYS, first, std::min(position + 1 - tile, num_keys), op.f1, &top[r], &total[r], &again)) continue;
-      any = true;
-      if (again != 1.0f)
-        for (int i = 0; i < hd; i += 16) store(o + r * hd + i, mul(load(o + r * hd + i), set1(again)));
-    }
-    for (int half = 0; any && half < 2 && 16 * half < num_keys; half++) {
-      const uint16_t* values = at[half] + c.value_offset + (tile + 16 * half) % c.block_size * hd;
-      int seen = std::min(16, num_keys - 16 * half);
-      for (int i = 0; i < hd; i += 16) {
-#define HR_VALUES(R) values_of<R>(values + i, hd, seen, s + r * KEYS + 16 * half, o + r * hd + i)
-        HR_BY_ROWS(HR_VALUES, n);
-#undef HR_VALUES
-      }
+    fetch_tile(run, op, unit, first_head, end_head, tile + KEYS, to);
+    for (int h = first_head; h < end_head; h++) {
+      int at = (h - first_head) * n;
+      Gathered g{n, q + at * hd, o + at * hd, s, top + at, total + at};
+      attend_tile(run, op, unit, h, tile, std::min(KEYS, to - tile), g);
     }
   }
-  for (int r = 0; r < n; r++) {
-    int row = unit.first + r / heads, column = (kv_head * heads + r % heads) * hd;
-    V by = set1(1.0f / total[r]);
-    for (int i = 0; i < hd; i += 16) store(o + r * hd + i, mul(load(o + r * hd + i), by));
-    if (op.out.buf >= 0) std::memcpy(output(run, op.out, row) + column, o + r * hd, (size_t)hd * 4);
-    if (op.qout >= 0) {
-      const HrInts& out = run.program->ints[op.qout];
-      quantize_row(o + r * hd, hd, out.q + row * out.stride + column, out.scales + row * (out.stride / 16) + column / 16, hd);
-    }
+  for (int h = first_head; h < end_head; h++) {
+    int at = (h - first_head) * n;
+    Gathered g{n, q + at * hd, o + at * hd, s, top + at, total + at};
+    finish_queries(run, op, unit, h, g);
   }
 }
 
 static void tile(const Run& run, const HrOp& op, int first, int end, float* scratch) {
   switch (op.kind) {
-    case HR_MATMUL: return matmul(run, op, first, end, op.domain == HR_SAMPLES ? run.step->num_samples : run.step->num_tokens);
+    case HR_MATMUL:
+      return matmul(run, op, first, end, op.domain == HR_SAMPLES ? run.step->num_samples : run.step->num_tokens, scratch);
     case HR_TURNS: return turns(run, first, end);
     case HR_ROTATE: return rotate(run, op, first, end);
     case HR_STORE: return store_kv(run, op, first, end);
     case HR_ATTEND:
-      for (int i = first; i < end; i++) attend_unit(run, op, run.units[i / op.kv_heads], i % op.kv_heads, scratch);
+      for (int i = first; i < end; i++) {
+        int parts = op.kv_heads / run.heads_together, h = i % parts * run.heads_together;
+        attend_unit(run, op, run.units[i / parts], h, h + run.heads_together, scratch);
+      }
       return;
     default: return rows(run, op, first, end, scratch);
   }

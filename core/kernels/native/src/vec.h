@@ -52,6 +52,7 @@ static inline V power_of_two(I n) {
 static inline void store_bytes(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(v.x)); }
 
 static inline U load_u(const uint8_t* p) { return _mm512_loadu_si512(p); }
+static inline void store_u(uint8_t* p, U u) { _mm512_storeu_si512(p, u); }
 static inline U low(U u) { return _mm512_and_si512(u, _mm512_set1_epi8(15)); }
 static inline U high(U u) { return _mm512_and_si512(_mm512_srli_epi16(u, 4), _mm512_set1_epi8(15)); }
 struct D { __m512i x; };
@@ -120,6 +121,10 @@ static inline void store_bytes(int8_t* p, I v) {
 
 static inline U load_u(const uint8_t* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+static inline void store_u(uint8_t* p, U u) {
+  _mm256_storeu_si256((__m256i*)p, u.x);
+  _mm256_storeu_si256((__m256i*)(p + 32), u.y);
 }
 static inline U low(U u) {
   const __m256i m = _mm256_set1_epi8(15);
@@ -210,6 +215,7 @@ static inline void store_bytes(int8_t* p, I v) {
   HR_EACH p[j] = (int8_t)(v.i[j] < -128 ? -128 : v.i[j] > 127 ? 127 : v.i[j]);
 }
 static inline U load_u(const uint8_t* p) { U r; std::memcpy(r.u, p, 64); return r; }
+static inline void store_u(uint8_t* p, const U& u) { std::memcpy(p, u.u, 64); }
 static inline U low(U u) { for (auto& b : u.u) b &= 15; return u; }
 static inline U high(U u) { for (auto& b : u.u) b >>= 4; return u; }
 struct D { int32_t i[16]; };
