@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ....hooks import program as p
 from ....hooks.protocols import Attention, Linear
@@ -224,7 +225,9 @@ def packed_of(linear: Linear) -> Packed | None:
     if isinstance(packed, Packed):
         return packed
     weight = getattr(linear, "weight", None)
-    return pack_floats(weight, getattr(linear, "bias", None)) if isinstance(weight, Tensor) else None
+    # A subclass may say float32 and be something else, as quantized tensors of other libraries do.
+    plain = type(weight) in (Tensor, Parameter) and weight.dtype is torch.float32 and weight.ndim == 2
+    return pack_floats(weight, getattr(linear, "bias", None)) if plain else None
 
 
 class _Memory:

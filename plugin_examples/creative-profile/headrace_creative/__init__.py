@@ -1,0 +1,1 @@
+"""Only data: a profile is read, and its package never imported."""
