@@ -15,7 +15,8 @@ from time import perf_counter
 import torch
 
 from headrace.core.chain import unusable
-from headrace.core.sampling import SamplingState, argmax
+from headrace.core.generation import argmax
+from headrace.core.sampling import SamplingState
 from headrace.core.uniform import uniforms
 from headrace.hooks.components import Bound
 from headrace.hooks.messages import Admit

@@ -70,6 +70,10 @@ class Codec:
             lambda: self._tokenizer.encode(prompt.text, parse_special=prompt.parse_special, add_special=add_special)
         )
 
+    def follow(self, template: ChatTemplate) -> None:
+        """Render with *template* from now on."""
+        self._template = template
+
     async def decode(self, token_ids: Sequence[int], *, param: str = "tokens") -> str:
         """The text of *token_ids*, control tokens included.
 
@@ -118,7 +122,8 @@ class Codec:
     async def _render(self, prompt: ChatPrompt) -> Rendered:
         for message in prompt.messages:
             check_bytes(str(message.get("content") or ""), self._max_bytes)
-        return await self._work(lambda: self._template.render(prompt))
+        template = self._template
+        return await self._work(lambda: template.render(prompt))
 
     async def _work(self, function: Callable[[], T]) -> T:
         if self._num_texts >= MAX_TEXTS:

@@ -53,13 +53,20 @@ class FusedTail:
         if op.params.temperature < GREEDY_BELOW:
             row["temperature"], row["top_k"], row["top_p"], row["min_p"] = 0, 0, 1, 0
 
-    def rows(self, drawing: DrawRows) -> list[int]:
-        """The rows of a draw that have no error and need nothing else."""
+    def rows(self, drawing: DrawRows, own: set[int]) -> list[int]:
+        """The rows of a draw that have no error and need nothing else.
+
+        Args:
+            own: slots whose chain and sampler these are.
+        """
         busy = [processor.slots for processor in self._after if processor.slots]
         return [
             row
             for row, (slot, greedy) in enumerate(zip(drawing.slots, drawing.greedy, strict=True))
-            if row not in drawing.errors and (greedy or self._any_drawn) and not any(slot in slots for slots in busy)
+            if slot in own
+            and row not in drawing.errors
+            and (greedy or self._any_drawn)
+            and not any(slot in slots for slots in busy)
         ]
 
     def draw(self, drawing: DrawRows, rows: list[int]) -> dict[int, tuple[int, float]]:

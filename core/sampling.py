@@ -7,6 +7,7 @@ requests, text or endings.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -17,15 +18,15 @@ from torch import Tensor
 from ..hooks.errors import RequestError, RequestFailed
 from ..hooks.messages import UNKNOWN_TOKEN, Admit, Fork, PluginTime, Release, TokenLogprobs
 from ..hooks.params import GREEDY_BELOW
-from .chain import DrawRows, OnCall, Processor, select
+from .chain import DrawRows, OnCall
 from .containment import Ledger
-from .draw import Draw
-from .fused import FusedTail
+from .generation import Generation, not_finite
 from .history import TokenHistory
 from .kernels.native.draw import Drawer
 
 if TYPE_CHECKING:
     from ..hooks.components import Bound
+    from ..hooks.stack import Stack
 
 NO_DRAFT: Final = -1
 MIN_LOGPROB: Final = -9999.0
@@ -45,6 +46,7 @@ class Owner(Struct, frozen=True, kw_only=True):
     """Whose a slot is, and why it cannot draw, if it cannot."""
 
     admitted: Admit
+    generation: Generation
     greedy: bool
     refusal: RequestError | None
 
@@ -54,7 +56,7 @@ class SamplingState:
 
     Args:
         chain: logits processors in running order, a group a phase; `Admit.chain` has their parameters, flattened.
-        sampler: draws for the slots that are not greedy.
+        sampler: draws for the slots that are not greedy. Both are of the first Stack; others come with `Admit.stack`.
         on_call: told whose code runs now, each time before it does; for a watchdog.
         ledger: where what they cost and their failures are noted.
         drawer: draws in compiled code what the built-in end of a chain would.
@@ -72,11 +74,17 @@ class SamplingState:
         device: str = "cpu",
         drawer: Drawer | None = None,
     ) -> None:
-        ledger = ledger or Ledger()
-        self._processors = [Processor(bound, on_call, ledger) for group in chain for bound in group]
-        self._sampler = Draw(sampler, on_call, ledger, vocab_size)
         self._drawer = drawer
-        self._fused = FusedTail(self._processors, self._sampler, num_slots, drawer) if drawer is not None else None
+        self._open = partial(
+            Generation,
+            num_slots=num_slots,
+            vocab_size=vocab_size,
+            on_call=on_call,
+            ledger=ledger or Ledger(),
+            drawer=drawer,
+        )
+        self._generations = {0: self._open(chain, sampler)}
+        """By revision of the Stack: the newest, and older ones while a slot is drawn by them."""
         self._device = device
         self._history = TokenHistory(num_slots, device)
         self._owners: list[Owner | None] = [None] * num_slots
@@ -127,15 +135,19 @@ class SamplingState:
         self._history.admit(op.slot, op.prompt_ids, op.output_ids)
         self._last[op.slot] = op.output_ids[-1] if op.output_ids else UNKNOWN_TOKEN
         greedy = op.params.temperature < GREEDY_BELOW
-        if self._fused is not None:
-            self._fused.admit(op)
-        refusals = [processor.admit(op, params) for processor, params in zip(self._processors, op.chain, strict=True)]
-        if not greedy:
-            refusals.append(self._sampler.admit(op))
-        if op.params.seed is None and not greedy:
-            refusals.append(RequestFailed("a drawn request must have its seed settled before it starts, found none"))
-        refusal = next((refusal for refusal in refusals if refusal is not None), None)
-        self._owners[op.slot] = Owner(admitted=op, greedy=greedy, refusal=refusal)
+        generation = self._generation(op.stack)
+        refusal = generation.admit(op, greedy=greedy)
+        if refusal is None and op.params.seed is None and not greedy:
+            refusal = RequestFailed("a drawn request must have its seed settled before it starts, found none")
+        self._owners[op.slot] = Owner(admitted=op, generation=generation, greedy=greedy, refusal=refusal)
+
+    def _generation(self, stack: Stack | None) -> Generation:
+        revision = 0 if stack is None else stack.revision
+        if revision not in self._generations:
+            assert stack is not None, "the first stack has gone, and so have all that know of no other"
+            self._generations = {each: found for each, found in self._generations.items() if found.slots}
+            self._generations[revision] = self._open([group for _, group in stack.chain], stack.sampler)
+        return self._generations[revision]
 
     def _fork(self, op: Fork) -> None:
         # Processors know only how to admit, so a copy is admitted as a preempted sequence would be.
@@ -147,10 +159,13 @@ class SamplingState:
     def _release(self, slot: int) -> None:
         owner = self._owners[slot]
         well = owner is not None and owner.refusal is None and self._last[slot] != UNKNOWN_TOKEN
-        for processor in self._processors:
-            processor.release(slot, well=well)
-        if well and owner is not None and not owner.greedy:
-            self._sampler.release()
+        if owner is not None:
+            owner.generation.release(slot, well=well, greedy=owner.greedy)
+            if not owner.generation.slots:
+                newest = max(self._generations)
+                self._generations = {
+                    each: found for each, found in self._generations.items() if found.slots or each == newest
+                }
         self._history.release(slot)
         self._owners[slot] = None
         self._last[slot] = UNKNOWN_TOKEN
@@ -162,26 +177,22 @@ class SamplingState:
 
     def _draw(self, drawing: DrawRows, owners: list[Owner], drafts: Sequence[int]) -> Draws:
         drawing.errors.update({row: owner.refusal for row, owner in enumerate(owners) if owner.refusal is not None})
-        before = self._processors if self._fused is None else self._fused.before
-        fused = [] if self._fused is None else self._fused.rows(drawing)
-        strangers = any(processor.slots and not processor.trusted for processor in before)
+        generations = self._present(owners)
+        quick = [generation.quick(drawing) for generation in generations]
         # The compiled draw looks at what it is given. Else it is looked at here, before a processor is blamed for it.
-        drawing.judged_later = len(fused) + len(drawing.errors) == len(owners) and not strangers
+        drawing.judged_later = sum(map(len, quick)) + len(drawing.errors) == len(owners) and not any(
+            generation.wary for generation in generations
+        )
         if not drawing.judged_later:
             for row, largest in drawing.unusable(drawing.logits):
-                drawing.errors.setdefault(row, _not_finite(largest))
+                drawing.errors.setdefault(row, not_finite(largest))
         num_top = {row: n for row, owner in enumerate(owners) if (n := owner.admitted.params.logprobs) is not None}
         # Taken before any processor writes: clients are told the model's own distribution.
         scores = drawing.logits[list(num_top)].log_softmax(-1) if num_top else None
-        for processor in before:
-            if processor.slots:
-                processor.apply(drawing)
-        chosen = self._draw_fused(drawing, [row for row in fused if row not in drawing.errors])
-        if len(chosen) < len(owners):
-            for processor in self._processors[len(before) :]:
-                if processor.slots:
-                    processor.apply(drawing)
-        token_ids = self._keep(drawing, self._choose(drawing, owners, chosen), drafts)
+        chosen: dict[int, int] = {}
+        for generation, rows in zip(generations, quick, strict=True):
+            chosen |= generation.draw(drawing, rows)
+        token_ids = self._keep(drawing, [chosen.get(row, UNKNOWN_TOKEN) for row in range(len(owners))], drafts)
         for row, error in drawing.errors.items():
             # Its row in the step that is planned already asks no plugin again.
             self._owners[drawing.slots[row]] = msgspec.structs.replace(owners[row], refusal=error)
@@ -209,42 +220,11 @@ class SamplingState:
             previous = token_ids[row]
         return token_ids
 
-    def _draw_fused(self, drawing: DrawRows, rows: list[int]) -> dict[int, int]:
-        """Row → token, for the *rows* that the compiled draw does."""
-        if self._fused is None or not rows:
-            return {}
-        drawn = self._fused.draw(drawing, rows)
-        drawing.done = frozenset(rows)
-        for row, (token_id, largest) in drawn.items():
-            if token_id < 0:
-                drawing.errors[row] = _not_finite(largest)
-        return {row: token_id for row, (token_id, _) in drawn.items()}
-
-    def _choose(self, drawing: DrawRows, owners: list[Owner], chosen: dict[int, int]) -> list[int]:
-        """The token of each row: the likeliest where greedy, else the sampler's; `UNKNOWN_TOKEN` with an error.
-
-        Args:
-            chosen: row → token, where that is known already.
-        """
-        live = [row for row in range(len(owners)) if row not in drawing.errors and row not in chosen]
-        greedy = [row for row in live if drawing.greedy[row]]
-        drawn = [row for row in live if not drawing.greedy[row]]
-        if greedy:
-            chosen.update(zip(greedy, argmax(select(drawing.logits, greedy)[0]), strict=True))
-        if drawn:
-            chosen.update(self._sampler.draw(drawing, drawn))
-        return [chosen.get(row, UNKNOWN_TOKEN) for row in range(len(owners))]
-
-
-def _not_finite(largest: float) -> RequestFailed:
-    return RequestFailed(f"the model's largest logit must be finite for a token to be drawn, found {largest}")
-
-
-def argmax(logits: Tensor) -> list[int]:
-    """The likeliest id of each row, the smallest of equals."""
-    # NumPy's is several times as fast on a CPU.
-    ids: list[int] = (logits.numpy() if logits.device.type == "cpu" else logits).argmax(-1).tolist()
-    return ids
+    def _present(self, owners: list[Owner]) -> list[Generation]:
+        """Whose rows there are."""
+        if len(self._generations) == 1:
+            return list(self._generations.values())
+        return list(dict.fromkeys(owner.generation for owner in owners))
 
 
 def token_scores(logits: Tensor, token_ids: list[int], num_tops: list[int]) -> list[TokenLogprobs]:

@@ -35,7 +35,6 @@ async def tokenize(
     schedule: Outbox[Prompt],
     *,
     tokenizer: Tokenizer,
-    template: ChatTemplate,
     credits: Credits,
     max_model_len: int,
     max_token_bytes: int,
@@ -59,9 +58,7 @@ async def tokenize(
                     credits.release(request)
                     continue
                 try:
-                    token_ids = await _token_ids(
-                        request, tokenizer, template, off_loop, max_model_len * max_token_bytes
-                    )
+                    token_ids = await _token_ids(request, tokenizer, off_loop, max_model_len * max_token_bytes)
                     _check_length(len(token_ids), max_model_len)
                     _check_ids(token_ids, vocab_size)
                 except RequestError as error:
@@ -81,9 +78,7 @@ async def tokenize(
             inbox.close()
 
 
-async def _token_ids(
-    request: Request, tokenizer: Tokenizer, template: ChatTemplate, off_loop: OffLoop, max_bytes: int
-) -> array[int]:
+async def _token_ids(request: Request, tokenizer: Tokenizer, off_loop: OffLoop, max_bytes: int) -> array[int]:
     timeline = request.timeline
     match request.prompt:
         case TokenPrompt(token_ids=token_ids):
@@ -94,6 +89,8 @@ async def _token_ids(
             ids = await off_loop(lambda: tokenizer.encode(text, parse_special=parse_special, add_special=True))
         case ChatPrompt() as chat:
             timeline.enter("template")
+            assert request.stack is not None, "a request enters the line resolved"
+            template: ChatTemplate = request.stack.chat_template.component
             rendered = await off_loop(lambda: template.render(chat))
             check_bytes(rendered.text, max_bytes)
             timeline.enter("tokenize")

@@ -10,7 +10,8 @@ import inspect
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 import pluggy
 
@@ -97,7 +98,10 @@ def discover(entry_points: Iterable[EntryPoint] | None, gate: Gate) -> tuple[lis
     from importlib import metadata
 
     entries = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
-    found = sorted(((_info(entry), entry) for entry in entries), key=lambda each: (each[0].distribution, each[0].id))
+    origins: dict[int, tuple[str, str]] = {}
+    found = sorted(
+        ((_info(entry, origins), entry) for entry in entries), key=lambda each: (each[0].distribution, each[0].id)
+    )
     gate.check(info for info, _ in found)
     components: list[Component] = []
     for info, _ in found:
@@ -146,10 +150,14 @@ def _named(plugin: PluginInfo, names: Iterable[str]) -> bool:
     return any(name == plugin.id or normal(name) == normal(plugin.distribution) for name in names)
 
 
-def _info(entry: EntryPoint) -> PluginInfo:
+def _info(entry: EntryPoint, origins: dict[int, tuple[str, str]]) -> PluginInfo:
+    """What the entry point says. *origins*: kept, for a distribution parses its metadata each time it is asked."""
     if entry.dist is None:
         return PluginInfo(id=entry.name)
-    return PluginInfo(id=entry.name, distribution=entry.dist.name, version=entry.dist.version)
+    if id(entry.dist) not in origins:
+        origins[id(entry.dist)] = entry.dist.name, entry.dist.version
+    distribution, version = origins[id(entry.dist)]
+    return PluginInfo(id=entry.name, distribution=distribution, version=version)
 
 
 def _check_name(info: PluginInfo, rivals: Sequence[PluginInfo]) -> None:
@@ -176,7 +184,7 @@ def _collect(info: PluginInfo, plugin: object, components: list[Component], *, t
         raise Broken(f"its headrace_api is {api!r} and this Headrace has {supported}; install versions that match")
     # A manager of its own: a plugin's hooks can reach no other plugin, and a failed one leaves nothing behind.
     manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(hookspecs())
+    manager.add_hookspecs(_specs())
     try:
         manager.register(plugin, name=info.id)
         callers = manager.get_hookcallers(plugin) or []
@@ -192,6 +200,11 @@ def _collect(info: PluginInfo, plugin: object, components: list[Component], *, t
             info.withheld = (*info.withheld, slot.name)
         else:
             _call(caller, Registrar(slot, info, components))
+
+
+@cache
+def _specs() -> Any:
+    return hookspecs()
 
 
 def _check_hooks(unknown: Sequence[str]) -> None:

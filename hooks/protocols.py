@@ -504,7 +504,11 @@ class Sampler(Protocol):
 
 
 class Observer(Protocol):
-    """Slot `observer`: is told what happened. Loop; 20 µs an event."""
+    """Slot `observer`: is told what happened. Loop; 20 µs an event.
+
+    Optional, looked up once:
+        close() -> None: another one has taken its place. Worker; may block.
+    """
 
     def on(self, event: Event) -> None:
         """Must tolerate kinds of events it does not know."""

@@ -110,11 +110,13 @@ class Code:
     def _installed(self) -> dict[str, list[EntryPoint]]:
         from importlib import metadata
 
-        found: dict[str, list[EntryPoint]] = {}
+        by_distribution: dict[int, list[EntryPoint]] = {}
         for entry in metadata.entry_points(group=GROUP) if self._entry_points is None else self._entry_points:
-            if entry.dist is not None and normal(entry.dist.name) != PROJECT:
-                found.setdefault(normal(entry.dist.name), []).append(entry)
-        return found
+            if entry.dist is not None:
+                by_distribution.setdefault(id(entry.dist), []).append(entry)
+        # A distribution reads its metadata anew each time it is asked for its name.
+        found = {normal(_origin(entries).partition(" ")[0]): entries for entries in by_distribution.values()}
+        return {name: entries for name, entries in found.items() if name != PROJECT}
 
     def _has_changed(self, name: str, entries: Sequence[EntryPoint]) -> bool:
         known, now = self._known.get(name), _loaded(entries)

@@ -25,6 +25,7 @@ from .errors import error_response
 from .extensions import NOTHING, Extensions
 from .limits import HeaderLimit
 from .middleware import RequestId, WholeBody
+from .reload import Reload
 from .respond import respond
 from .schemas import ChatBody, CommonBody, CompletionBody, decode
 from .token_routes import TokenRoutes
@@ -53,6 +54,7 @@ def create_app(
     auth: Bound | None = None,
     open_routes: Sequence[str] = (),
     extensions: Extensions = NOTHING,
+    reload: Reload | None = None,
     max_headers: int = 100,
     max_header_bytes: int = 16 * 1024,
     body_timeout_s: float = BODY_TIMEOUT_S,
@@ -87,6 +89,7 @@ def create_app(
             Route("/health", api.health),
             Route("/ready", api.ready),
             Route("/metrics", api.metrics),
+            *([reload.route()] if reload is not None else []),
             *extensions.mounts(),
         ],
         middleware=middleware,

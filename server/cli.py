@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..hooks.config import Loaded
+from ..hooks.config import Loaded, Sources
 from .bench.commands import bench
 from .commands import Commands
 from .complete import sampling_flags
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import socket
 
     from ..core.local import LLM
+    from .reload import Configuration
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -43,30 +44,34 @@ def main() -> None:
     metavar="KEY",
     help="A key that clients must send; repeatable. Others here can see it; the environment is the place to hide it.",
 )
-@with_settings("model", "line", "sampling", "server", "plugins")
-def serve(loaded: Loaded, api_keys: tuple[str, ...]) -> None:
+@with_settings("model", "line", "sampling", "server", "plugins", using=lambda sources: sources)
+def serve(loaded: Sources, api_keys: tuple[str, ...]) -> None:
     """Serve MODEL over HTTP, as OpenAI's API."""
     from . import logs
+    from .reload import Configuration
     from .serve import listen
 
-    server = loaded.settings.server
+    configuration = Configuration(loaded)
+    server = configuration.loaded.settings.server
     for_people = logs.configure(server.log_format, server.log_level)
     # Serving takes the socket over; until then it is ours to close.
     with listen(server.host, server.port, write_timeout_s=server.write_timeout_s) as sock:
-        _serve(loaded, sock, api_keys, for_people=for_people)
+        _serve(configuration, sock, api_keys, for_people=for_people)
 
 
-def _serve(loaded: Loaded, sock: socket.socket, api_keys: tuple[str, ...], *, for_people: bool) -> None:
+def _serve(configuration: Configuration, sock: socket.socket, api_keys: tuple[str, ...], *, for_people: bool) -> None:
     import structlog
     import trio
 
     from .auth import build_auth
     from .extensions import build_extensions
     from .metrics import Metrics
+    from .reload import Reload
     from .serve import serve, url
     from .vllm_metrics import VLLM
 
     log = structlog.get_logger()
+    loaded = configuration.loaded
     auth = build_auth(loaded, api_keys)
     extensions = build_extensions(loaded)
     address = url(sock)
@@ -92,7 +97,8 @@ def _serve(loaded: Loaded, sock: socket.socket, api_keys: tuple[str, ...], *, fo
         )
 
     with Bar() as bar:
-        around = partial(serve, metrics=metrics, auth=auth, extensions=extensions)
+        reload = Reload(engine, configuration.read)
+        around = partial(serve, metrics=metrics, auth=auth, extensions=extensions, reload=reload)
         trio.run(partial(around, engine, sock, server, progress=bar.show, ready=ready))
 
 

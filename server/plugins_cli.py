@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -36,6 +37,22 @@ def list_plugins(loaded: Loaded, as_json: bool) -> None:
         return
     for line in (*listing(registry), "", *phases):
         click.echo(line)
+
+
+@plugins.command()
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server that shall reload.")
+def reload(url: str) -> None:
+    """Have a running server read its configuration and its plugins anew. The key stands in HEADRACE_API_KEY.
+
+    New requests are answered by what it finds; those that run are finished as they began.
+    """
+    from .reload import ask
+
+    try:
+        for line in ask(url, dict(os.environ)):
+            click.echo(line)
+    except StartError as error:
+        raise click.ClickException(str(error)) from None
 
 
 @plugins.command()

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..core.engine import Engine
     from ..hooks.registry import Bound
     from .metrics import Metrics
+    from .reload import Reload
 
 # After the drain budget, what the last events need to leave; connections that are still open then are cut.
 LAST_WORDS_S: Final = 0.5
@@ -97,6 +98,7 @@ async def serve(
     metrics: Metrics,
     auth: Bound | None = None,
     extensions: Extensions = NOTHING,
+    reload: Reload | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     ready: Callable[[], None] | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
@@ -107,6 +109,7 @@ async def serve(
         sock: from `listen`; taken over.
         auth: who decides who asks; None: everybody may.
         extensions: what plugins add.
+        reload: has the engine serve by the configuration as it is then; on SIGHUP, too. None: nothing has.
         ready: called when the model is loaded.
         task_status: started when connections are accepted.
 
@@ -126,6 +129,7 @@ async def serve(
         auth=auth,
         open_routes=settings.open_routes,
         extensions=extensions,
+        reload=reload,
         max_headers=settings.max_headers,
         max_header_bytes=settings.max_header_bytes,
     )
@@ -135,6 +139,8 @@ async def serve(
     with Watchdog() as watchdog:
         async with trio.open_nursery() as helpers:
             helpers.start_soon(_drain_on_signal, engine, writes, watchdog, settings.drain_s, running)
+            if reload is not None:
+                helpers.start_soon(reload.on_hangup)
             if ready is not None:
                 helpers.start_soon(_call_when_ready, engine, ready, running)
             async with trio.open_nursery() as nursery:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -201,6 +203,24 @@ async def test_a_slot_goes_from_a_request_of_one_stack_to_one_of_another_and_not
                 each.check(revision)
             await setup.engine.reload()
     assert set(setup.executor.revisions) == {0, 1}
+
+
+async def test_a_stack_goes_with_its_last_request(autojump_clock: MockClock) -> None:
+    async with line() as setup:
+        setup.builder.fields = {"sampler": bound("odd", FakeSampler())}
+        await setup.engine.reload()
+        gone = weakref.ref(setup.engine._stack.sampler.component)
+        old = Asked(setup, [1])
+        setup.builder.fields = {"sampler": bound("even", FakeSampler())}
+        await setup.engine.reload()
+        await old.read()
+        assert gone() is not None
+        del old
+        for _ in range(3):  # Idle stages remember the last request they had.
+            await Asked(setup, [2]).read()
+        del setup.executor.steps[:-1]
+        gc.collect()
+        assert gone() is None
 
 
 async def test_defaults_change_with_the_stack(autojump_clock: MockClock) -> None:

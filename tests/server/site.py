@@ -11,6 +11,7 @@ import trio
 from headrace.hooks.config import Server
 from headrace.hooks.registry import Bound
 from headrace.server.metrics import Metrics
+from headrace.server.reload import Reload
 from headrace.server.serve import listen, serve, url
 from tests.server.fake_engine import FakeEngine
 
@@ -43,13 +44,15 @@ class Site:
 
 
 @asynccontextmanager
-async def running(engine: FakeEngine, *, auth: Bound | None = None, **settings: object) -> AsyncIterator[Site]:
+async def running(
+    engine: FakeEngine, *, auth: Bound | None = None, reload: Reload | None = None, **settings: object
+) -> AsyncIterator[Site]:
     """Serve *engine* on a free port; in the end, drain it as a signal would, without the signal."""
     server = Server(host="127.0.0.1", port=0, **{"drain_s": 1.0, "write_timeout_s": 1.0, **settings})
     sock = listen(server.host, server.port, write_timeout_s=server.write_timeout_s)
     site = Site(engine, sock.getsockname(), url(sock))
     async with trio.open_nursery() as nursery:
-        await nursery.start(partial(serve, engine, sock, server, metrics=Metrics(), auth=auth))
+        await nursery.start(partial(serve, engine, sock, server, metrics=Metrics(), auth=auth, reload=reload))
         async with site.client:
             yield site
             if engine.state != "dead":

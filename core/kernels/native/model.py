@@ -226,8 +226,10 @@ def packed_of(linear: Linear) -> Packed | None:
         return packed
     weight = getattr(linear, "weight", None)
     # A subclass may say float32 and be something else, as quantized tensors of other libraries do.
-    plain = type(weight) in (Tensor, Parameter) and weight.dtype is torch.float32 and weight.ndim == 2
-    return pack_floats(weight, getattr(linear, "bias", None)) if plain else None
+    if not isinstance(weight, Tensor) or type(weight) not in (Tensor, Parameter):
+        return None
+    fits = weight.dtype is torch.float32 and weight.ndim == 2
+    return pack_floats(weight, getattr(linear, "bias", None)) if fits else None
 
 
 class _Memory:
