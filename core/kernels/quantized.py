@@ -18,9 +18,6 @@ from .native.pack import GROUP, Packed, dequantize, pack_q4, pack_q8
 SHRINK: Final = (1.0, 0.95, 0.9)
 """A range that leaves out the outermost values may serve the others better; each group takes the best of these."""
 
-LARGEST: Final = (127.0, 126.5, 126.0)
-"""Which of them rounds a group best is as good as chance, so the best of three is a tenth better than any of them."""
-
 
 class Blocks(Struct, frozen=True, kw_only=True):
     """A matrix as its checkpoint has it.
@@ -50,20 +47,12 @@ class QuantizedLinear:
 
 
 def round_activations(x: Tensor) -> Tensor:
-    """*x* `[rows, k]` as its integers say it: in groups of 32, -127 … 127 times a scale.
-
-    The largest value of a group becomes whichever of `LARGEST` leaves the least squared error.
-    """
+    """*x* `[rows, k]` as its integers say it: in groups of 32, -127 … 127 times a scale."""
     groups = x.reshape(*x.shape[:-1], x.shape[-1] // GROUP, GROUP)
     top = groups.abs().amax(-1, keepdim=True)
-    best, least = torch.zeros_like(groups), torch.full_like(top, torch.inf)
-    for largest in LARGEST:
-        integers = torch.round(groups * torch.where(top > 0, largest / top, 0))
-        rounded = integers * (top / largest)
-        error = (groups - rounded).square().sum(-1, keepdim=True)
-        best = torch.where(error < least, rounded, best)
-        least = torch.minimum(error, least)
-    return best.flatten(-2)
+    integers = torch.round(groups * torch.where(top > 0, 127 / top, 0))
+    rounded: Tensor = (integers * (top / 127)).flatten(-2)
+    return rounded
 
 
 def fits(weight: Tensor) -> bool:

@@ -22,21 +22,6 @@ static inline void store_or_part(float* p, V v, int n) {
 
 // ── integers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// What the largest value of a group becomes. Which of the three leaves the least squared error is as good as chance, so the
-// best of them is a tenth better than any of them.
-constexpr float LARGEST[] = {127.0f, 126.5f, 126.0f};
-
-struct Rounded {
-  I a, b;
-  float scale, error;
-};
-static inline Rounded rounded(V a, V b, float top, float to) {
-  float inverse = top > 0 ? to / top : 0.0f, scale = top / to;
-  I ia = to_int(mul(a, set1(inverse))), ib = to_int(mul(b, set1(inverse)));
-  V ea = fma(to_float(ia), set1(-scale), a), eb = fma(to_float(ib), set1(-scale), b);
-  return {ia, ib, scale, sum(fma(ea, ea, mul(eb, eb)))};
-}
-
 // One group of 32 as integers -127 ... 127 times a scale. `x` may end early: the rest counts as 0.
 static inline void quantize_group(const float* x, int n, int8_t* q, float* scale) {
   V a, b = zero();
@@ -45,16 +30,13 @@ static inline void quantize_group(const float* x, int n, int8_t* q, float* scale
   float top = largest(max(abs(a), abs(b)));
   // A NaN or an infinity must not vanish in the rounding: it becomes the scale.
   float bad = sum(fma(a, zero(), mul(b, zero())));
-  Rounded best = rounded(a, b, top, LARGEST[0]);
-  for (int i = 1; i < 3; i++) {
-    Rounded other = rounded(a, b, top, LARGEST[i]);
-    if (other.error < best.error) best = other;
-  }
-  store_bytes(q, best.a);
-  store_bytes(q + 16, best.b);
-  float s = best.scale + bad;
+  float inverse = top > 0 ? 127.0f / top : 0.0f;
+  I ia = to_int(mul(a, set1(inverse))), ib = to_int(mul(b, set1(inverse)));
+  store_bytes(q, ia);
+  store_bytes(q + 16, ib);
+  float s = top / 127.0f + bad;
   scale[0] = s;
-  scale[1] = s * sum(add(to_float(best.a), to_float(best.b)));
+  scale[1] = s * sum(add(to_float(ia), to_float(ib)));
 }
 
 static void quantize_row(const float* x, int width, int8_t* q, float* scales, int64_t stride) {
