@@ -95,6 +95,7 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
             num_slots=num_slots,
             prefix_cache=line.prefix_cache,
             target_step_s=line.target_step_s,
+            max_pause=line.max_pause,
             num_guesses=line.guesses,
             park_timeout_s=line.park_timeout_s,
         ),

@@ -70,6 +70,13 @@ class Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Annotated[float, Meta(gt=0)] | None,
         Meta(description="Seconds a step may take that reads prompts beside running streams; unset: no matter."),
     ] = 0.5
+    max_pause: Annotated[
+        Annotated[float, Meta(ge=1)] | None,
+        Meta(
+            description="The same in times a step that only decodes: how long running streams may pause for prompts; "
+            "unset: no matter."
+        ),
+    ] = 6.0
     guesses: Annotated[
         int,
         Meta(

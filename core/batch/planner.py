@@ -43,6 +43,7 @@ class Limits(Struct, frozen=True, kw_only=True):
         max_model_len: tokens of prompt and answer together.
         num_slots: sampling states on the compute thread; one for each sequence the credits let in.
         target_step_s: how long a step may take that computes prefill beside running streams; None: no matter.
+        max_pause: the same in times a step that only decodes; None: no matter.
         num_guesses: tokens guessed ahead for one sequence in one step; 0: none.
         park_timeout_s: how long a request may stay parked.
     """
@@ -53,6 +54,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     num_slots: int
     prefix_cache: bool = True
     target_step_s: float | None = None
+    max_pause: float | None = None
     num_guesses: int = 0
     park_timeout_s: float = 60.0
 
@@ -100,6 +102,8 @@ class Planner:
         self._slot_ops: list[Admit | Fork | Release] = []
         self._num_sequences = 0
         self._token_s: float | None = None
+        self._step_s = 0.0
+        """What a step takes besides its tokens: all weights are read once, whatever is computed."""
 
     # ── what is asked from outside ────────────────────────────────────────────────────────────────────────────────
 
@@ -286,10 +290,18 @@ class Planner:
     def _budget(self, draft: Draft) -> int:
         """Tokens the step has room for. Beside running streams, a step takes no longer than the target."""
         limit = self.limits.max_step_tokens
-        if self.limits.target_step_s is not None and self._token_s and draft.num_decodes:
-            limit = min(limit, max(self.pool.block_size, int(self.limits.target_step_s / self._token_s)))
+        if self._token_s and draft.num_decodes and (step_s := self._longest_step(draft)) is not None:
+            limit = min(limit, max(self.pool.block_size, int(step_s / self._token_s)))
             limit = max(limit, draft.num_decodes + 1)
         return min(limit, self.limits.max_step_tokens) - draft.num_tokens
+
+    def _longest_step(self, draft: Draft) -> float | None:
+        """Seconds a step with prefill may take beside the decodes of *draft*; None: no matter."""
+        limits = [] if self.limits.target_step_s is None else [self.limits.target_step_s]
+        if self.limits.max_pause is not None and self._step_s > 0:
+            assert self._token_s is not None
+            limits.append(self.limits.max_pause * (self._step_s + draft.num_decodes * self._token_s))
+        return min(limits, default=None)
 
     def _chunk(self, live: Live, draft: Draft) -> int:
         """Tokens of its prompt that *live* computes in this step."""
@@ -547,8 +559,11 @@ class Planner:
         request.timeline.enter(state)
 
     def _measure(self, sampled: Sampled) -> None:
-        """Keep the seconds a token of prefill takes, for the budget beside running streams."""
+        """Keep the seconds that a token of prefill takes, and a step besides, for the budget beside running streams."""
         num_tokens = sum(row.row.num_tokens for row in sampled.rows)
         if num_tokens >= 2 * self.pool.block_size:
             token_s = sampled.forward_s / num_tokens
             self._token_s = token_s if self._token_s is None else 0.8 * self._token_s + 0.2 * token_s
+        elif self._token_s is not None and num_tokens and all(row.row.decode for row in sampled.rows):
+            step_s = max(0.0, sampled.forward_s - num_tokens * self._token_s)
+            self._step_s = step_s if self._step_s == 0 else 0.8 * self._step_s + 0.2 * step_s

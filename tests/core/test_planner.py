@@ -185,6 +185,17 @@ def test_a_step_beside_running_streams_keeps_to_its_time() -> None:
     assert [row.num_tokens for row in desk.plan().rows] == [1, 19]
 
 
+def test_running_streams_pause_for_no_more_than_so_many_of_their_steps() -> None:
+    desk = Desk(max_step_tokens=512, max_model_len=2000, num_blocks=2000, max_pause=5.0)
+    desk.ask(400, max_tokens=50)
+    # A token of prefill takes 10 ms, and a step of one decode 40: 30 for itself and 10 for its token.
+    for forward_s in (4.0, 0.04):
+        rows = tuple(SampledRow(row=row, token_id=7) for row in desk.plan().rows)
+        desk.planner.complete(Sampled(index=0, rows=rows, forward_s=forward_s, sample_s=0.0))
+    desk.ask(400, first=1000, max_tokens=5)
+    assert [row.num_tokens for row in desk.plan().rows] == [1, 19]
+
+
 def test_more_sequences_than_a_step_holds_all_get_their_turn() -> None:
     desk = Desk(max_running=2, num_slots=20)
     requests = [desk.ask(3, first=10 * i, max_tokens=100) for i in range(2)]
