@@ -54,7 +54,7 @@ def test_the_last_token_is_known_by_slot():
     line.admit(1, temperature=0, output=[2, 1])
     assert [line.state.last_token(slot) for slot in (0, 1)] == [UNKNOWN_TOKEN, 1]
     line.draw([[0, 0, 9]], [0])
-    assert line.state.last_tokens([1, 0, 1]).tolist() == [1, 2, 1]
+    assert line.state.last_tokens([1, 0, 1]) == [1, 2, 1]
 
 
 def test_a_fork_starts_from_its_source_and_draws_as_its_own_choice():
