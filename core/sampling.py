@@ -107,7 +107,7 @@ class SamplingState:
         return self._last[slot]
 
     def last_tokens(self, slots: list[int]) -> list[int]:
-        """The ids drawn last for *slots*, `[len(slots)]` int64."""
+        """The id drawn last for each of *slots*."""
         return [self._last[slot] for slot in slots]
 
     def draw(
