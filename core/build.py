@@ -75,7 +75,7 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
     stack = build_stack(registry, context, settings, where, chosen, code, defaults=defaults)
     activity = Activity()
     ledger = Ledger(quarantine_after=settings.plugins.quarantine_after, slow_call_s=settings.plugins.slow_call_s)
-    runner = _build_runner(opened, settings, stack, num_slots, activity, ledger, progress, where)
+    runner, kernels = _build_runner(opened, settings, stack, num_slots, activity, ledger, progress, where)
     checkpoint.close()
     return Parts(
         info=ModelInfo(
@@ -112,7 +112,7 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
             stall_s=line.plugin_stall_s,
             forward_stall_s=FORWARD_STALL * line.plugin_stall_s,
         ),
-        report=opened.memory.describe(),
+        report=f"{opened.memory.describe()}\n{kernels}",
         ledger=ledger,
         restack=_off_loop(Restack(context, chosen, checkpoint.generation, code)),
     )
@@ -136,7 +136,7 @@ def _build_runner(
     ledger: Ledger,
     progress: Progress,
     where: WhereOf,
-) -> Runner:
+) -> tuple[Runner, str]:
     """The model with its weights and KV cache, and the sampling state beside it."""
 
     model = load_model(opened, settings, progress)
@@ -149,7 +149,16 @@ def _build_runner(
         ledger=ledger,
         drawer=model.drawer if isinstance(model, NativeModel) else None,
     )
-    return Runner(model, sampling, block_size=opened.memory.block_size, activity=activity)
+    runner = Runner(model, sampling, block_size=opened.memory.block_size, activity=activity)
+    return runner, _describe(model)
+
+
+def _describe(model: ReferenceModel | NativeModel) -> str:
+    """What runs the model, as a line of the plan; what torch does between compiled segments is named and counted."""
+    if not isinstance(model, NativeModel):
+        return f"{'kernels':<16}  reference: torch, one operation at a time"
+    breaks = ", ".join(f"{count} {name}" for name, count in model.breaks.items())
+    return f"{'kernels':<16}  {model.dialect}" + (f", with torch in between: {breaks}" if breaks else "")
 
 
 def load_model(opened: Opened, settings: Settings, progress: Progress) -> ReferenceModel | NativeModel:

@@ -99,6 +99,7 @@ def describe(kind: Any) -> str:
 def _hook(kind: type, value: object) -> object:
     if kind is Bytes:
         return Bytes.parse(value)
+    # What msgspec wants to hear of a type that it has no way to read: a mistake of ours or a plugin's, no bad value.
     raise NotImplementedError(f"{kind} cannot be read from a configuration")
 
 

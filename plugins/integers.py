@@ -42,8 +42,6 @@ FOUR_BITS = frozenset(
     ]
 )
 EIGHT_BITS = frozenset(["Q8_0", "Q8_1", "Q8_K", "Q6_K", "Q5_0", "Q5_1", "Q5_K"])
-BITS = {4: 5.0, 8: 8.5, 32: 32.0}
-"""Bits a weight takes, its share of scales included."""
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

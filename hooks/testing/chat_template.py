@@ -30,19 +30,19 @@ class Markers:
         self.specials: Mapping[str, int] = {marker: i for i, marker in enumerate(markers)}
 
     def encode(self, text: str, *, parse_special: bool, add_special: bool) -> array[int]:
-        raise NotImplementedError("a template writes text and no tokens")
+        raise AssertionError("a template must write text, and ask the tokenizer for no tokens")
 
     def encode_rendered(self, rendered: Rendered) -> array[int]:
-        raise NotImplementedError("a template writes text and no tokens")
+        raise AssertionError("a template must write text, and ask the tokenizer for no tokens")
 
     def decode(self, token_ids: Iterable[int], *, skip_special: bool) -> str:
-        raise NotImplementedError("a template writes text and no tokens")
+        raise AssertionError("a template must write text, and ask the tokenizer for no tokens")
 
     def decoder(self, *, skip_special: bool) -> TextDecoder:
-        raise NotImplementedError("a template writes text and no tokens")
+        raise AssertionError("a template must write text, and ask the tokenizer for no tokens")
 
     def token_bytes(self, token_id: int) -> bytes:
-        raise NotImplementedError("a template writes text and no tokens")
+        raise AssertionError("a template must write text, and ask the tokenizer for no tokens")
 
 
 class ChatTemplateContract(Contract):

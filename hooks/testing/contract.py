@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module, metadata
-from typing import Any, ClassVar, Final, TypeVar, cast
+from typing import Any, ClassVar, Final, NoReturn, TypeVar, cast
 from unittest import SkipTest
 
 import msgspec
@@ -40,7 +40,7 @@ def ensure(kept: object, message: str) -> None:
         raise Broken(message)
 
 
-def skip(reason: str) -> None:
+def skip(reason: str) -> NoReturn:
     """Leave a promise untried, visibly."""
     raise SkipTest(reason)
 

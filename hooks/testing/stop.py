@@ -97,7 +97,6 @@ class StopContract(Parametrized):
         limit_s = self.time_limit_s
         if limit_s is None:
             skip("set time_limit_s if it looks at the clock")
-            return
 
         async def feed() -> None:
             watcher = self.watcher(self.params[0])

@@ -34,7 +34,6 @@ class WeightLoaderContract(Contract):
     def write(self, folder: Path) -> tuple[Artifact, Mapping[str, Tensor]]:
         """Write a small checkpoint below *folder*; where it is, and all its tensors."""
         skip("override write(folder) to make a small checkpoint")
-        raise NotImplementedError
 
     def test_its_table_is_right(self) -> None:
         """Names, shapes and the name of the family, before any weight is read."""

@@ -8,7 +8,7 @@ import pytest
 from headrace.hooks.errors import ConfigError
 from headrace.testing import AuthContract
 
-pytestmark = pytest.mark.skipif(find_spec("jwt") is None, reason="pip install pyjwt")
+pytestmark = pytest.mark.skipif(find_spec("jwt") is None, reason="needs pyjwt: pip install pyjwt")
 
 KEY = "a shared secret that is long enough for every algorithm, which takes 64 bytes"
 LATER = 4102444800  # The first second of 2100.

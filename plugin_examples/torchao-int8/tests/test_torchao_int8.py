@@ -5,7 +5,7 @@ import torch
 
 from headrace.testing import QuantizerContract
 
-pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="pip install torchao")
+pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao: pip install torchao")
 
 
 class TestTorchaoInt8(QuantizerContract):

@@ -144,12 +144,6 @@ void hr_draw(void* engine, HrDraw* rows, int32_t num_rows, int32_t vocab_size) {
   e.team.run(1, &num_rows, [&](int, int item, int) { e.dialect->draw(rows[item], vocab_size); });
 }
 
-// One row of a matrix, as floats [k].
-void hr_matrix_row(const HrMatrix* m, int32_t row, float* out, const char* dialect) {
-  const Dialect* d = choose(dialect);
-  if (d) d->matrix_row(*m, row, out);
-}
-
 // What the machine can do with the engine's threads: bytes read a second from `bytes` of memory, and products of an 8-bit
 // and a 4- or 8-bit integer a second, with everything in registers. Best of `rounds`.
 void hr_limits(void* engine, int64_t bytes, int32_t rounds, double* read_per_s, double* products_per_s) {

@@ -20,7 +20,6 @@ using TileFn = void (*)(const Run&, const HrOp&, int first, int end, float* scra
 struct Dialect {
   const char* name;
   TileFn tile;
-  void (*matrix_row)(const HrMatrix&, int row, float* out);
   void (*draw)(HrDraw&, int vocab_size);
   double (*read)(const float* p, int64_t n);  // a sum, so that all is read
   int64_t (*multiply)(int64_t rounds);        // integer products in registers alone; how many
