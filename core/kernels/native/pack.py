@@ -16,14 +16,13 @@ from .abi import Storage
 
 LANES = 16
 GROUP = 32
-Q4_BYTES, Q8_BYTES = 320, 544
 
 
 class Packed(Struct, frozen=True, kw_only=True):
     """A packed matrix of *n* outputs and *k* inputs.
 
     Attributes:
-        data: `[num_blocks, groups, bytes]` uint8 for `Q4` and `Q8`, `[num_blocks, k, 16]` else.
+        data: `[num_blocks, bytes]` uint8 for `Q4` and `Q8`, `[num_blocks, k, 16]` else.
         bias: `[n]` float32.
     """
 
@@ -60,7 +59,7 @@ def pack_q4(nibbles: Tensor, scales: Tensor, offsets: Tensor, bias: Tensor | Non
     """
     n, groups, _ = nibbles.shape
     quads = _lanes(nibbles).view(-1, LANES, groups, 4, 4).permute(0, 2, 3, 1, 4).reshape(-1, groups, 256)
-    data = torch.cat((quads, _halves(scales), _halves(offsets)), -1)
+    data = torch.cat((quads, _halves(scales), _halves(offsets)), -1).flatten(1)
     return Packed(storage=Storage.Q4, n=n, k=groups * GROUP, data=data, bias=bias)
 
 
@@ -74,7 +73,11 @@ def pack_q8(values: Tensor, scales: Tensor, bias: Tensor | None = None) -> Packe
     n, groups, _ = values.shape
     raised = values.view(torch.uint8) ^ 128
     quads = _lanes(raised).view(-1, LANES, groups, 8, 4).permute(0, 2, 3, 1, 4).reshape(-1, groups, 512)
-    return Packed(storage=Storage.Q8, n=n, k=groups * GROUP, data=torch.cat((quads, _halves(scales)), -1), bias=bias)
+    halves = _halves(scales)
+    if groups % 2:
+        quads, halves = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (quads, halves))
+    data = torch.cat((halves.reshape(len(quads), -1, 64), quads.reshape(len(quads), -1, 1024)), -1).flatten(1)
+    return Packed(storage=Storage.Q8, n=n, k=groups * GROUP, data=data, bias=bias)
 
 
 def stack(parts: Sequence[Packed]) -> Packed:
@@ -103,11 +106,14 @@ def dequantize(packed: Packed) -> Tensor:
     if not packed.integers:
         return packed.data.float().transpose(1, 2).reshape(-1, packed.k)[: packed.n].contiguous()
     four = packed.storage is Storage.Q4
-    end = 256 if four else 512
-    quads, rest = packed.data[..., :end], packed.data[..., end:]
+    blocks, groups = len(packed.data), packed.k // GROUP
+    if four:
+        quads, rest = packed.data.view(blocks, groups, -1).split((256, 64), -1)
+    else:
+        pairs = packed.data.view(blocks, -1, 1088).split((64, 1024), -1)
+        rest, quads = (part.reshape(blocks, -1, part.shape[-1] // 2)[:, :groups] for part in pairs)
     numbers = rest.contiguous().view(torch.float16).float()
-    blocks, groups, _ = quads.shape
-    values = quads.view(blocks, groups, -1, LANES, 4).permute(0, 3, 1, 2, 4).reshape(blocks, LANES, groups, -1)
+    values = quads.reshape(blocks, groups, -1, LANES, 4).permute(0, 3, 1, 2, 4).reshape(blocks, LANES, groups, -1)
     if four:
         values = torch.cat((values & 15, values >> 4), -1)
     scales = numbers[..., :LANES]

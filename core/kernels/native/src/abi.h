@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define HR_ABI 1
+#define HR_ABI 2
 
 enum HrKind : int32_t {
   HR_EMBED,     // out = row tokens[t] of matrix
@@ -29,7 +29,9 @@ enum HrActivation : int32_t { HR_SILU, HR_GELU, HR_GELU_TANH };
 // vector and no sum ever crosses lanes. Groups are 32 values of K.
 //   HR_Q4: a group is 256 bytes of nibbles, 16 scales d and 16 offsets m in fp16; value = d * nibble + m. Byte 64 j + 4 o + i
 //          has value 4 j + i of output o in its low half, value 16 + 4 j + i in its high half (j < 4, i < 4).
-//   HR_Q8: a group is 512 bytes, value + 128 of output o at 64 j + 4 o + i (j < 8), and 16 scales in fp16.
+//   HR_Q8: a group is 512 bytes, value + 128 of output o at 64 j + 4 o + i (j < 8). Two groups lie together, behind the 16
+//          scales of each in fp16, so that all is read in order and no vector crosses a line. An odd last group has zeros
+//          beside it.
 //   HR_F32, HR_BF16, HR_F16: value k of output o at 16 k + o.
 //   HR_ROWS: float32 rows one after the other; to be looked up, not multiplied.
 enum HrStorage : int32_t { HR_F32, HR_BF16, HR_F16, HR_Q8, HR_Q4, HR_ROWS };

@@ -11,8 +11,6 @@
 
 namespace {
 
-constexpr int KEYS = 32;
-
 const Dialect* choose(const char* wanted);
 
 struct Engine {
@@ -27,7 +25,7 @@ struct Engine {
   Engine(const HrProgram& p, const Dialect* d, int threads, int spin) : program(p), dialect(d), team(threads, spin) {
     int floats = p.scratch_floats;
     for (int i = 0; i < p.num_ops; i++)
-      if (p.ops[i].kind == HR_ATTEND) floats = std::max(floats, HR_MAX_QUERIES * (2 * p.ops[i].inner + KEYS));
+      if (p.ops[i].kind == HR_ATTEND) floats = std::max(floats, HR_MAX_QUERIES * (2 * p.ops[i].inner + HR_KEYS) + 2 * HR_KEYS * p.ops[i].inner);
     // Four blocks of 16 outputs as bytes, in two planes where weights have 8 bits.
     for (int i = 0; i < p.num_matrices; i++) {
       const HrMatrix& m = p.matrices[i];
@@ -77,7 +75,11 @@ void divide(Engine& e, const HrStep& step, const HrOp& op, int* total, int* size
       *size = std::clamp(*total / (threads * per_thread), m.gated ? 1 : 2, 64);
       break;
     }
-    case HR_ATTEND: *total = (int)e.units.size() * (op.kv_heads / e.heads_together); break;
+    case HR_ATTEND:
+      *total = (int)e.units.size() * (op.kv_heads / e.heads_together);
+      // Short ones in a row: a thread that knows its next has it fetched.
+      if (e.heads_together == op.kv_heads) *size = std::clamp(*total / (threads * 4), 1, 8);
+      break;
     default:
       *total = rows;
       *size = std::clamp(rows / (threads * 4), 1, 16);

@@ -30,4 +30,5 @@ extern const Dialect hr_portable;
 extern const Dialect hr_avx2, hr_avx512;
 #endif
 
-constexpr int HR_MAX_QUERIES = 48;
+// Rows of queries that attention takes at once, and keys.
+constexpr int HR_MAX_QUERIES = 48, HR_KEYS = 64;

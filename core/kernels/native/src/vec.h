@@ -1,5 +1,7 @@
 // Vectors of 16 lanes in three dialects. Kernels are written once, over these.
-// V: 16 floats. D: 16 running integer sums of products of four. U: 64 unsigned bytes.
+// V: 16 floats. D: 16 running integer sums of products of four. U: 64 unsigned bytes. Beside them, what the registers allow:
+// COLUMNS, blocks of outputs that a product takes at once; CHAINS, sums that keep the multipliers busy; OPENS, whether many
+// rows had better find nibbles opened in memory.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -45,9 +47,10 @@ static inline V keep(V v, int first, int end, float other) {
 }
 static inline I to_int(V v) { return {_mm512_cvtps_epi32(v.x)}; }
 static inline V to_float(I v) { return {_mm512_cvtepi32_ps(v.x)}; }
-// 2 to the power of whole n, -126 ... 127.
-static inline V power_of_two(I n) {
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n.x, _mm512_set1_epi32(127)), 23))};
+static inline V round(V v) { return {_mm512_roundscale_ps(v.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+// p times 2 to the power of whole n where x is over `least`, else 0.
+static inline V times_power(V p, V n, V x, float least) {
+  return {_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x.x, _mm512_set1_ps(least), _CMP_GT_OQ), p.x, n.x)};
 }
 static inline void store_bytes(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(v.x)); }
 
@@ -62,6 +65,10 @@ static inline B four(const int8_t* p) { int32_t v; std::memcpy(&v, p, 4); return
 static inline __m512i dp(__m512i acc, __m512i u, __m512i s) { return _mm512_dpbusd_epi32(acc, u, s); }
 static inline D dot4(D d, U w, B s) { return {dp(d.x, w, s)}; }
 static inline V to_float(D d) { return {_mm512_cvtepi32_ps(d.x)}; }
+static inline void pin(U& u) { asm volatile("" : "+v"(u)); }
+// 32 registers hold the sums of two blocks of outputs, and nibbles are opened beside the products, not instead of them.
+constexpr int COLUMNS = 2, CHAINS = 12;
+constexpr bool OPENS = false;
 
 #elif defined(HR_AVX2)
 
@@ -109,10 +116,17 @@ static inline V keep(V v, int first, int end, float other) {
 }
 static inline I to_int(V v) { return {_mm256_cvtps_epi32(v.x), _mm256_cvtps_epi32(v.y)}; }
 static inline V to_float(I v) { return {_mm256_cvtepi32_ps(v.x), _mm256_cvtepi32_ps(v.y)}; }
-static inline V power_of_two(I n) {
-  const __m256i bias = _mm256_set1_epi32(127);
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.x, bias), 23)),
-          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.y, bias), 23))};
+static inline V round(V v) {
+  constexpr int how = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(v.x, how), _mm256_round_ps(v.y, how)};
+}
+static inline __m256 times_power(__m256 p, __m256 n, __m256 x, float least) {
+  __m256i e = _mm256_max_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(-126));
+  __m256 power = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23));
+  return _mm256_and_ps(_mm256_mul_ps(p, power), _mm256_cmp_ps(x, _mm256_set1_ps(least), _CMP_GT_OQ));
+}
+static inline V times_power(V p, V n, V x, float least) {
+  return {times_power(p.x, n.x, x.x, least), times_power(p.y, n.y, x.y, least)};
 }
 static inline void store_bytes(int8_t* p, I v) {
   __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.x, v.y), 0xd8);
@@ -146,6 +160,9 @@ static inline V to_float(D d) {
   const __m256i one = _mm256_set1_epi16(1);
   return {_mm256_cvtepi32_ps(_mm256_madd_epi16(d.x, one)), _mm256_cvtepi32_ps(_mm256_madd_epi16(d.y, one))};
 }
+static inline void pin(U& u) { asm volatile("" : "+x"(u.x), "+x"(u.y)); }
+constexpr int COLUMNS = 1, CHAINS = 6;
+constexpr bool OPENS = true;
 // 8-bit weights are two planes of 4 bits, so that the same holds: the sum of a group is that of the low plane and 16 times
 // that of the high one.
 #define HR_PLANES
@@ -208,8 +225,10 @@ static inline V keep(V v, int first, int end, float other) {
 }
 static inline I to_int(V v) { I r; HR_EACH r.i[j] = (int32_t)std::nearbyintf(v.f[j]); return r; }
 static inline V to_float(I v) { V r; HR_EACH r.f[j] = (float)v.i[j]; return r; }
-static inline V power_of_two(I n) {
-  V r; HR_EACH { uint32_t b = (uint32_t)(n.i[j] + 127) << 23; std::memcpy(&r.f[j], &b, 4); } return r;
+static inline V round(V v) { HR_EACH v.f[j] = std::nearbyintf(v.f[j]); return v; }
+static inline V times_power(V p, V n, V x, float least) {
+  HR_EACH p.f[j] = x.f[j] > least ? std::ldexp(p.f[j], (int)n.f[j]) : 0.0f;
+  return p;
 }
 static inline void store_bytes(int8_t* p, I v) {
   HR_EACH p[j] = (int8_t)(v.i[j] < -128 ? -128 : v.i[j] > 127 ? 127 : v.i[j]);
@@ -227,6 +246,9 @@ static inline D dot4(D d, const U& w, B s) {
   return d;
 }
 static inline V to_float(D d) { V r; HR_EACH r.f[j] = (float)d.i[j]; return r; }
+static inline void pin(U& u) { asm volatile("" : "+m"(u)); }
+constexpr int COLUMNS = 1, CHAINS = 1;
+constexpr bool OPENS = true;
 
 #endif
 
@@ -241,6 +263,16 @@ static inline void store_n(float* p, V v, int n) {
   store(t, v);
   std::memcpy(p, t, (size_t)n * 4);
 }
+#endif
+
+// A line of memory on its way, to be read or written. As assembly, for GCC takes a function that only prefetches for one
+// that does nothing, and calls it never.
+#if defined(__x86_64__)
+static inline void fetch(const void* p) { asm volatile("prefetcht1 %0" : : "m"(*(const char*)p)); }
+static inline void fetch_to_write(void* p) { asm volatile("prefetchw %0" : : "m"(*(char*)p)); }
+#else
+static inline void fetch(const void* p) { __builtin_prefetch(p); }
+static inline void fetch_to_write(void* p) { __builtin_prefetch(p, 1); }
 #endif
 
 static inline V zero() { return set1(0.0f); }
@@ -291,12 +323,11 @@ static inline float largest(V v) {
 }
 #endif
 
-// e to the power of x within 2 units in the last place; 0 below -87.3. After Cody and Waite's reduction, a polynomial of
+// e to the power of x within 2 units in the last place; 0 from -87.3 down. After Cody and Waite's reduction, a polynomial of
 // degree 6 with the Taylor coefficients: |r| <= ln(2)/2, where its error is 1.1e-7 of the value.
 static inline V exp(V x) {
   V t = max(min(x, set1(88.0f)), set1(-104.0f));
-  V n = to_float(to_int(mul(t, set1(1.44269504088896341f))));
-  n = max(n, set1(-126.0f));
+  V n = round(mul(t, set1(1.44269504088896341f)));
   V r = fma(n, set1(-0.693359375f), t);
   r = fma(n, set1(2.12194440e-4f), r);
   V p = set1(1.0f / 720);
@@ -306,12 +337,10 @@ static inline V exp(V x) {
   p = fma(p, r, set1(0.5f));
   p = fma(p, r, set1(1.0f));
   p = fma(p, r, set1(1.0f));
-  V y = mul(p, power_of_two(to_int(n)));
-  // Far below, the polynomial would be asked outside its range.
-  V small = min(max(mul(add(x, set1(87.3f)), set1(1e30f)), zero()), set1(1.0f));
-  return mul(y, small);
+  return times_power(p, n, x, -87.3f);
 }
-static inline V sigmoid(V x) { return div(set1(1.0f), add(set1(1.0f), exp(neg(x)))); }
+// x times the logistic function of y.
+static inline V times_sigmoid(V x, V y) { return div(x, add(set1(1.0f), exp(neg(y)))); }
 static inline V tanh(V x) { return sub(set1(1.0f), div(set1(2.0f), add(exp(add(x, x)), set1(1.0f)))); }
 
 }  // namespace HR_ISA

@@ -1,0 +1,388 @@
+// Products: integers with packed weights of 4 and 8 bits, floats with floats.
+#pragma once
+#include "integers.h"
+
+namespace HR_ISA {
+
+// Bytes of a group of 4-bit weights, of the bytes of one of 8-bit weights, and of two of these with their scales.
+constexpr int Q4_BYTES = 320, Q8_BYTES = 512, Q8_PAIR = 1088;
+static inline int64_t block_bytes(int storage, int groups) {
+  return storage == HR_Q4 ? (int64_t)groups * Q4_BYTES : (int64_t)(groups + 1) / 2 * Q8_PAIR;
+}
+// Where a group of 8-bit weights is in its block, and its scales.
+static inline int64_t q8_at(int group) { return group / 2 * (int64_t)Q8_PAIR + 64 + group % 2 * Q8_BYTES; }
+static inline int64_t q8_scales_at(int group) { return group / 2 * (int64_t)Q8_PAIR + group % 2 * 32; }
+
+// A group of weights as a kernel wants it: 8 vectors, one for each 4 values of K. Opened in registers for a few rows; for
+// many, once for all of them into memory that stays in the nearest cache.
+struct Nibbles {
+  static constexpr int BYTES = Q4_BYTES, SCALES = 256;
+  template <int J>
+  static inline U get(const uint8_t* w) {
+    U u = load_u(w + 64 * (J % 4));
+    return J < 4 ? low(u) : high(u);
+  }
+};
+struct Opened {
+  static constexpr int BYTES = 512;
+  template <int J>
+  static inline U get(const uint8_t* w) { return load_u(w + 64 * J); }
+};
+struct Low {
+  static constexpr int BYTES = Q8_BYTES;
+  template <int J>
+  static inline U get(const uint8_t* w) { return low(load_u(w + 64 * J)); }
+};
+struct High {
+  static constexpr int BYTES = Q8_BYTES;
+  template <int J>
+  static inline U get(const uint8_t* w) { return high(load_u(w + 64 * J)); }
+};
+
+// w: the group in the first of C blocks, the others ws bytes further on each.
+template <class W, int J, int R, int C>
+static inline void dot_quad(const uint8_t* w, int64_t ws, const int8_t* x, int64_t xs, D (*d)[R]) {
+  U u[C];
+#pragma GCC unroll 4
+  for (int c = 0; c < C; c++) u[c] = W::template get<J>(w + c * ws);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+    B b = four(x + r * xs + 4 * J);
+#pragma GCC unroll 4
+    for (int c = 0; c < C; c++) d[c][r] = dot4(d[c][r], u[c], b);
+  }
+}
+
+// Sums of the products of one group, for R rows and C blocks.
+template <class W, int R, int C>
+static inline void dot_group(const uint8_t* w, int64_t ws, const int8_t* x, int64_t xs, D (*d)[R]) {
+#pragma GCC unroll 4
+  for (int c = 0; c < C; c++)
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) d[c][r] = d_zero();
+  // Quads that share bytes come one after the other.
+  dot_quad<W, 0, R, C>(w, ws, x, xs, d), dot_quad<W, 4, R, C>(w, ws, x, xs, d);
+  dot_quad<W, 1, R, C>(w, ws, x, xs, d), dot_quad<W, 5, R, C>(w, ws, x, xs, d);
+  dot_quad<W, 2, R, C>(w, ws, x, xs, d), dot_quad<W, 6, R, C>(w, ws, x, xs, d);
+  dot_quad<W, 3, R, C>(w, ws, x, xs, d), dot_quad<W, 7, R, C>(w, ws, x, xs, d);
+}
+
+// acc += scale * sum + offset * (sum of the activations), in this order for every kernel.
+template <int R>
+static inline void scaled(const V* sums, V wd, V wm, const float* s, int64_t ss, V* acc) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+    acc[r] = fma(sums[r], mul(wd, set1(s[r * ss])), acc[r]);
+    acc[r] = fma(wm, set1(s[r * ss + 1]), acc[r]);
+  }
+}
+
+// The rows of a product's integers: the first row's, each row further on by xs bytes, its scales by ss floats. `ahead`: how
+// much further on weights lie that are wanted next, 0 where they are on their way.
+struct Integers {
+  const int8_t* x;
+  int64_t xs;
+  const float* s;
+  int64_t ss;
+  int64_t ahead;
+};
+
+template <int LINES, int C>
+static inline void fetch_group(const uint8_t* w, int64_t ws, int64_t ahead) {
+  if (!ahead) return;
+#pragma GCC unroll 4
+  for (int c = 0; c < C; c++)
+#pragma GCC unroll 8
+    for (int i = 0; i < LINES; i++) fetch(w + c * ws + ahead + 64 * i);
+}
+
+// 16 outputs of R rows, in C blocks. w: packed groups; opened: the same as bytes, or null.
+template <int R, int C>
+static inline void dot_q4(const uint8_t* w, const uint8_t* opened, int groups, const Integers& in, V (*acc)[R]) {
+  const int64_t ws = (int64_t)groups * Q4_BYTES, os = (int64_t)groups * 512;
+#pragma GCC unroll 4
+  for (int c = 0; c < C; c++)
+    for (int r = 0; r < R; r++) acc[c][r] = zero();
+  for (int g = 0; g < groups; g++, w += Q4_BYTES) {
+    D d[C][R];
+    fetch_group<5, C>(w, ws, in.ahead);
+    if (OPENS && opened) dot_group<Opened, R, C>(opened + g * 512, os, in.x + g * GROUP, in.xs, d);
+    else dot_group<Nibbles, R, C>(w, ws, in.x + g * GROUP, in.xs, d);
+#pragma GCC unroll 4
+    for (int c = 0; c < C; c++) {
+      const uint16_t* by = (const uint16_t*)(w + c * ws + 256);
+      V sums[R];
+      for (int r = 0; r < R; r++) sums[r] = to_float(d[c][r]);
+      scaled<R>(sums, load_half(by), load_half(by + 16), in.s + 2 * g, in.ss, acc[c]);
+    }
+  }
+}
+
+#if defined(HR_PLANES)
+constexpr int PLANES = 2;
+constexpr bool hr_planes = true;
+template <int R, int C>
+static inline void sums_q8(const uint8_t* w, int64_t ws, const uint8_t* opened, int64_t os, const int8_t* x, int64_t xs, V (*sums)[R]) {
+  D d[C][R];
+  I lows[C][R];
+  if (opened) dot_group<Opened, R, C>(opened, os, x, xs, d);
+  else dot_group<Low, R, C>(w, ws, x, xs, d);
+#pragma GCC unroll 4
+  for (int c = 0; c < C; c++)
+    for (int r = 0; r < R; r++) lows[c][r] = to_int(d[c][r], 1);
+  if (opened) dot_group<Opened, R, C>(opened + 512, os, x, xs, d);
+  else dot_group<High, R, C>(w, ws, x, xs, d);
+#pragma GCC unroll 4
+  for (int c = 0; c < C; c++)
+    for (int r = 0; r < R; r++) sums[c][r] = to_float(lows[c][r], d[c][r]);
+}
+#else
+constexpr int PLANES = 1;
+constexpr bool hr_planes = false;
+template <int R, int C>
+static inline void sums_q8(const uint8_t* w, int64_t ws, const uint8_t*, int64_t, const int8_t* x, int64_t xs, V (*sums)[R]) {
+  D d[C][R];
+  dot_group<Opened, R, C>(w, ws, x, xs, d);
+#pragma GCC unroll 4
+  for (int c = 0; c < C; c++)
+    for (int r = 0; r < R; r++) sums[c][r] = to_float(d[c][r]);
+}
+#endif
+
+template <int R, int C>
+static inline void dot_q8(const uint8_t* w, const uint8_t* opened, int groups, const Integers& in, V (*acc)[R]) {
+  const int64_t ws = block_bytes(HR_Q8, groups), os = (int64_t)groups * 512 * PLANES;
+#pragma GCC unroll 4
+  for (int c = 0; c < C; c++)
+    for (int r = 0; r < R; r++) acc[c][r] = zero();
+  for (int g = 0; g < groups; g++) {
+    V sums[C][R];
+    fetch_group<9, C>(w + q8_at(g), ws, in.ahead);
+    sums_q8<R, C>(w + q8_at(g), ws, opened ? opened + g * 512 * PLANES : nullptr, os, in.x + g * GROUP, in.xs, sums);
+#pragma GCC unroll 4
+    for (int c = 0; c < C; c++) {
+      V wd = load_half((const uint16_t*)(w + q8_scales_at(g) + c * ws));
+      scaled<R>(sums[c], wd, mul(wd, set1(-128.0f)), in.s + 2 * g, in.ss, acc[c]);
+    }
+  }
+}
+
+// A block of 16 outputs, opened into `out`: the values of each quad as bytes, of 8-bit weights a plane after the other.
+static void open_block(const uint8_t* w, int storage, int groups, uint8_t* out) {
+  for (int g = 0; g < groups; g++, out += storage == HR_Q4 ? 512 : 1024)
+    if (storage == HR_Q4)
+      for (int j = 0; j < 4; j++) {
+        U u = load_u(w + (int64_t)g * Q4_BYTES + 64 * j);
+        store_u(out + 64 * j, low(u));
+        store_u(out + 256 + 64 * j, high(u));
+      }
+    else
+      for (int j = 0; j < 8; j++) {
+        U u = load_u(w + q8_at(g) + 64 * j);
+        store_u(out + 64 * j, low(u));
+        store_u(out + 512 + 64 * j, high(u));
+      }
+}
+
+struct Floats {
+  using T = float;
+  static inline V get(const T* p) { return load(p); }
+};
+struct Bf16 {
+  using T = uint16_t;
+  static inline V get(const T* p) { return load_bf16(p); }
+};
+struct Half {
+  using T = uint16_t;
+  static inline V get(const T* p) { return load_half(p); }
+};
+
+// acc[c][r] += sum over k of x[r][k] * w[k]: the rows of w are ws numbers apart, the blocks cs. `each` is called with every k.
+template <class S, int R, int C, class Each>
+static inline void dot_float(const typename S::T* w, int64_t ws, int64_t cs, int k, const float* x, int64_t xs, V (*acc)[R],
+                             Each each) {
+  V a[C][R];
+#pragma GCC unroll 4
+  for (int c = 0; c < C; c++)
+    for (int r = 0; r < R; r++) a[c][r] = acc[c][r];
+  for (int i = 0; i < k; i++, w += ws) {
+    each(i);
+    V v[C];
+#pragma GCC unroll 4
+    for (int c = 0; c < C; c++) v[c] = S::get(w + c * cs);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      V by = set1(x[r * xs + i]);
+#pragma GCC unroll 4
+      for (int c = 0; c < C; c++) a[c][r] = fma(v[c], by, a[c][r]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < C; c++)
+    for (int r = 0; r < R; r++) acc[c][r] = a[c][r];
+}
+struct Nothing {
+  inline void operator()(int) const {}
+};
+
+template <int R, int C>
+static inline void dot_blocks(const HrMatrix& m, int block, const uint8_t* opened, const float* x, int64_t xs,
+                              const HrInts* ints, int row, bool ahead, V (*acc)[R]) {
+  int groups = (m.k + GROUP - 1) / GROUP;
+  if (m.storage == HR_Q4 || m.storage == HR_Q8) {
+    Integers in{ints->q + row * ints->stride, ints->stride, ints->scales + row * (ints->stride / 16), ints->stride / 16,
+                ahead ? C * block_bytes(m.storage, groups) : 0};
+    const uint8_t* w = (const uint8_t*)m.data + block * block_bytes(m.storage, groups);
+    if (m.storage == HR_Q4) dot_q4<R, C>(w, opened, groups, in, acc);
+    else dot_q8<R, C>(w, opened, groups, in, acc);
+    return;
+  }
+  for (int c = 0; c < C; c++)
+    for (int r = 0; r < R; r++) acc[c][r] = zero();
+  const int64_t cs = (int64_t)m.k * 16, at = block * cs;
+  if (m.storage == HR_F32) dot_float<Floats, R, C>((const float*)m.data + at, 16, cs, m.k, x, xs, acc, Nothing{});
+  else if (m.storage == HR_BF16) dot_float<Bf16, R, C>((const uint16_t*)m.data + at, 16, cs, m.k, x, xs, acc, Nothing{});
+  else dot_float<Half, R, C>((const uint16_t*)m.data + at, 16, cs, m.k, x, xs, acc, Nothing{});
+}
+
+static inline V activated(int act, V x) {
+  switch (act) {
+    case HR_SILU: return times_sigmoid(x, x);
+    case HR_GELU_TANH: {
+      V u = mul(x, set1(0.7978845608028654f));
+      u = mul(u, fma(mul(x, x), set1(0.044715f), set1(1.0f)));
+      return times_sigmoid(x, add(u, u));
+    }
+    default: {
+      float t[16];
+      store(t, x);
+      for (int j = 0; j < 16; j++) t[j] = 0.5f * t[j] * (1.0f + std::erf(t[j] * 0.70710678118654752f));
+      return load(t);
+    }
+  }
+}
+
+// Where rows of a float operand are, and which of them a domain's row i is.
+struct Operand {
+  const float* base;
+  int64_t stride;
+  const int32_t* map;
+  inline const float* row(int i) const { return base + (int64_t)(map ? map[i] : i) * stride; }
+};
+static inline Operand operand(const Run& run, const HrOp& op, HrRef ref) {
+  if (ref.buf < 0) return {nullptr, 0, nullptr};
+  const HrBuffer& b = run.program->buffers[ref.buf];
+  return {b.data + ref.off, b.stride, op.gather ? run.step->sample_rows : nullptr};
+}
+static inline float* output(const Run& run, HrRef ref, int row) {
+  const HrBuffer& b = run.program->buffers[ref.buf];
+  return b.data + (int64_t)row * b.stride + ref.off;
+}
+
+// A product under way: where its rows come from and what one thread has opened.
+struct Product {
+  const Run& run;
+  const HrOp& op;
+  const HrMatrix& m;
+  const HrInts* ints;
+  Operand a, residual;
+  int end;                // of the blocks that one thread takes
+  uint8_t* opened;        // 4 blocks, or null
+  int64_t opened_stride;  // bytes of one
+};
+
+template <int R, int C>
+static inline void dot_rows(const Product& p, int block, int which, int row, V (*acc)[R]) {
+  const uint8_t* opened = p.opened ? p.opened + which * p.opened_stride : nullptr;
+  dot_blocks<R, C>(p.m, block, opened, p.a.base ? p.a.row(row) : nullptr, p.a.stride, p.ints, row, row == 0 && R > 1 && block + C < p.end, acc);
+}
+
+template <int R, int C>
+static inline void matmul_rows(const Product& p, int first_block, int row) {
+  V acc[C][R];
+  dot_rows<R, C>(p, first_block, 0, row, acc);
+  for (int c = 0; c < C; c++) {
+    int at = (first_block + c) * 16, n = std::min(16, p.m.n - at);
+    V bias = zero();
+    if (p.m.bias) load_or_part(&bias, p.m.bias + at, n);
+    for (int r = 0; r < R; r++) {
+      V y = p.m.bias ? add(acc[c][r], bias) : acc[c][r];
+      if (p.residual.base) {
+        V x;
+        load_or_part(&x, p.residual.row(row + r) + at, n);
+        y = add(y, x);
+      }
+      store_or_part(output(p.run, p.op.out, row + r) + at, y, n);
+    }
+  }
+}
+
+// A unit is 4 blocks: 32 gates and their 32 ups, which make one group of integers, or 32 floats.
+template <int R>
+static inline void gated_rows(const Product& p, int unit, int row) {
+  V acc[4][R];
+  constexpr int C = R < 4 ? 1 : COLUMNS;
+  for (int i = 0; i < 4; i += C) dot_rows<R, C>(p, 4 * unit + i, i, row, acc + i);
+  for (int r = 0; r < R; r++) {
+    float t[32];
+    for (int i = 0; i < 2; i++) store(t + 16 * i, mul(activated(p.op.act, acc[i][r]), acc[i + 2][r]));
+    if (p.op.qout >= 0) {
+      const HrInts& o = p.run.program->ints[p.op.qout];
+      int64_t at = (int64_t)(row + r);
+      quantize_group(t, 32, o.q + at * o.stride + 32 * unit, o.scales + at * (o.stride / 16) + 2 * unit);
+    }
+    if (p.op.out.buf >= 0) std::memcpy(output(p.run, p.op.out, row + r) + 32 * unit, t, sizeof t);
+  }
+}
+
+// C blocks from `at` on, or the unit `at`.
+template <int R, int C>
+static inline void product_rows(const Product& p, int at, int row) {
+  if (p.m.gated) gated_rows<R>(p, at, row);
+  else matmul_rows<R, C>(p, at, row);
+}
+
+// Has the lines of the next 4 rows' outputs on their way before they are written: those of a large vocabulary lie far apart,
+// and writes that miss wait for one another.
+template <int C>
+static inline void claim_outputs(const Product& p, int at, int row, int rows) {
+  if (row >= rows) row = 0, at += C;
+  for (int r = row; r < std::min(row + 4, rows); r++)
+    for (int c = 0; c < C && at + c < p.end; c++) fetch_to_write(output(p.run, p.op.out, r) + (at + c) * 16);
+}
+
+template <int C>
+static void all_rows(const Product& p, int at, int rows) {
+  int row = 0;
+  // Rows that a gather scatters are not a stride apart.
+  if (!p.op.gather || p.ints) {
+    for (; row + 4 <= rows; row += 4) {
+      if (!p.m.gated) claim_outputs<C>(p, at, row + 4, rows);
+      product_rows<4, C>(p, at, row);
+    }
+    if (rows - row == 3) product_rows<3, C>(p, at, row), row += 3;
+    if (rows - row == 2) product_rows<2, C>(p, at, row), row += 2;
+  }
+  for (; row < rows; row++) product_rows<1, C>(p, at, row);
+}
+
+constexpr int MANY = 8;  // rows from which on opening a block pays
+
+static void matmul(const Run& run, const HrOp& op, int first, int end, int rows, float* scratch) {
+  const HrMatrix& m = run.program->matrices[op.matrix];
+  const HrInts* ints = op.qin >= 0 ? &run.program->ints[op.qin] : nullptr;
+  const int groups = (m.k + GROUP - 1) / GROUP, blocks = m.gated ? 4 : 1;
+  const bool opens = OPENS && rows >= MANY && (m.storage == HR_Q4 || (m.storage == HR_Q8 && hr_planes));
+  Product p{run, op, m, ints, operand(run, op, op.a), operand(run, op, op.b), end * blocks, opens ? (uint8_t*)scratch : nullptr,
+            (int64_t)groups * 512 * (m.storage == HR_Q8 ? 2 : 1)};
+  int at = first;
+  for (; COLUMNS > 1 && rows >= 4 && !m.gated && at + COLUMNS <= end; at += COLUMNS) all_rows<COLUMNS>(p, at, rows);
+  for (; at < end; at++) {
+    for (int i = 0; opens && i < blocks; i++) {
+      open_block((const uint8_t*)m.data + (at * blocks + i) * block_bytes(m.storage, groups), m.storage, groups, p.opened + i * p.opened_stride);
+    }
+    all_rows<1>(p, at, rows);
+  }
+}
+
+}  // namespace HR_ISA
