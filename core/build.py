@@ -6,32 +6,45 @@ Start-up only; runs in a worker thread. Everything it chooses goes through the r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
+import msgspec
 import trio
 from msgspec import Struct
 
+from ..hooks.choices import idle, uses_model
+from ..hooks.components import Component
 from ..hooks.decode import Use
+from ..hooks.discovery import builtin
 from ..hooks.errors import ConfigError, MemoryPlanError, ModelError
 from ..hooks.origins import Where, no_origin
 from ..hooks.program import Checkpoint, Linear, Program
-from ..hooks.protocols import Architecture, Attention, Context, Executor, Quantizer, SamplingContext
+from ..hooks.protocols import (
+    Architecture,
+    Attention,
+    Context,
+    Executor,
+    ExecutorContext,
+    Quantizer,
+    SamplingContext,
+)
 from ..hooks.registry import Registry
 from ..hooks.reimport import Code
 from ..hooks.settings import Settings
 from ..hooks.stack import Stack
 from .batch.planner import Limits
-from .compute import Activity, Compute, Runner, watch
+from .compute import MODEL, Activity, Runner, Sampling, watch
 from .containment import Ledger
 from .cpus import usable_cpus
+from .executor import Offer, for_the_line, whose
 from .kernels.native import dialect
 from .kernels.native.model import NativeModel
 from .kernels.reference import ReferenceModel
 from .kv.blocks import BlockPool
 from .kv.memory import available_memory
-from .kv.plan import MemoryPlan, estimate_step_bytes, kv_bytes_per_token, plan
+from .kv.plan import BlockPlan, MemoryPlan, estimate_step_bytes, kv_bytes_per_token, plan, plan_blocks
 from .model.load import load, resolve, weight_bytes
 from .parts import ModelInfo, Parts, Progress, Restacked, RestackOffLoop
 from .restack import Restack, build_stack, default_params, discover
@@ -45,17 +58,32 @@ WhereOf = Callable[[str], Where]
 
 
 class Opened(Struct, frozen=True, kw_only=True):
-    """A model that is known but not loaded."""
+    """A model that is known but not loaded.
+
+    Attributes:
+        executor: what will run the steps.
+        quantizer, attention: of Headrace's own model; None where the executor does without it.
+    """
 
     registry: Registry
     context: Context
     checkpoint: Checkpoint
     architecture: Architecture
     program: Program
-    quantizer: Quantizer
-    attention: Attention
-    memory: MemoryPlan
+    executor: Component
+    quantizer: Quantizer | None
+    attention: Attention | None
+    memory: MemoryPlan | BlockPlan
     max_model_len: int
+
+    def describe(self) -> str:
+        """Lines for people: who runs the steps, where that is not Headrace by itself, and the memory plan."""
+        if builtin(self.executor.plugin):
+            return self.memory.describe()
+        parts = (
+            "Headrace's own model" if self.quantizer is not None else "weights, KV cache and their memory are its own"
+        )
+        return f"{'executor':<16}  {whose(self.executor).removeprefix('executor ')}: {parts}\n{self.memory.describe()}"
 
 
 def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) -> Parts:
@@ -73,9 +101,9 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
     tokenizer = context.tokenizer = chosen.component
     defaults = default_params(settings, checkpoint.generation)
     stack = build_stack(registry, context, settings, where, chosen, code, defaults=defaults)
-    activity = Activity()
     ledger = Ledger(quarantine_after=settings.plugins.quarantine_after, slow_call_s=settings.plugins.slow_call_s)
-    runner, kernels = _build_runner(opened, settings, stack, num_slots, activity, ledger, progress, where)
+    running = _build_executor(opened, settings, stack, num_slots, ledger, progress, where)
+    memory = running.memory
     checkpoint.close()
     return Parts(
         info=ModelInfo(
@@ -87,7 +115,7 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
             aliases=settings.model.aliases,
         ),
         stack=stack,
-        pool=BlockPool(opened.memory.num_blocks, opened.memory.block_size),
+        pool=BlockPool(memory.num_blocks, memory.block_size),
         limits=Limits(
             max_running=line.max_running,
             max_step_tokens=line.max_step_tokens,
@@ -99,7 +127,7 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
             num_guesses=line.guesses,
             park_timeout_s=line.park_timeout_s,
         ),
-        executor=_on_thread(runner, settings.model.threads or usable_cpus()),
+        executor=running.executor,
         end_ids=tokenizer.end_ids,
         max_token_bytes=max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.num_tokens)),
         defaults=defaults,
@@ -107,12 +135,12 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
         codec_off_loop=partial(trio.to_thread.run_sync, limiter=trio.CapacityLimiter(1)),
         watch=partial(
             watch,
-            activity,
+            running.activity,
             warn_s=line.watchdog_s,
             stall_s=line.plugin_stall_s,
             forward_stall_s=FORWARD_STALL * line.plugin_stall_s,
         ),
-        report=f"{opened.memory.describe()}\n{kernels}",
+        report=running.report,
         ledger=ledger,
         restack=_off_loop(Restack(context, chosen, checkpoint.generation, code)),
     )
@@ -127,30 +155,76 @@ def _off_loop(restack: Restack) -> RestackOffLoop:
     return run
 
 
-def _build_runner(
+class Running(Struct, frozen=True, kw_only=True):
+    """What runs the steps, and what is known once it is there.
+
+    Attributes:
+        executor: entered on the loop when the line starts.
+        activity: for the watchdog.
+        report: the plan, for people.
+    """
+
+    executor: AbstractContextManager[Executor]
+    activity: Activity
+    memory: MemoryPlan | BlockPlan
+    report: str
+
+
+def _build_executor(
     opened: Opened,
     settings: Settings,
     stack: Stack,
     num_slots: int,
-    activity: Activity,
     ledger: Ledger,
     progress: Progress,
     where: WhereOf,
-) -> tuple[Runner, str]:
-    """The model with its weights and KV cache, and the sampling state beside it."""
-
-    model = load_model(opened, settings, progress)
-    sampling = SamplingState(
+) -> Running:
+    """The executor that was chosen; with the model's weights and KV cache, where it runs Headrace's own."""
+    component, memory, line = opened.executor, opened.memory, settings.line
+    own = opened.quantizer is not None
+    activity = Activity(MODEL if builtin(component.plugin) else whose(component))
+    sampling = partial(
+        SamplingState,
         num_slots=num_slots,
         vocab_size=opened.program.vocab_size,
         chain=[group for _, group in stack.chain],
         sampler=stack.sampler,
         on_call=activity.enter,
         ledger=ledger,
-        drawer=model.drawer if isinstance(model, NativeModel) else None,
     )
-    runner = Runner(model, sampling, block_size=opened.memory.block_size, activity=activity)
-    return runner, _describe(model)
+    kernels = ""
+
+    def load_runner() -> Runner:
+        nonlocal kernels
+        model = load_model(opened, settings, progress)
+        kernels = f"\n{_describe(model)}"
+        state = sampling(drawer=model.drawer if isinstance(model, NativeModel) else None)
+        return Runner(model, state, block_size=memory.block_size, activity=activity)
+
+    offer = Offer(component, activity, settings.model.threads or usable_cpus(), load_runner if own else None)
+    context = msgspec.structs.replace(opened.context)
+    context.executor = ExecutorContext(
+        num_slots=num_slots,
+        max_running=line.max_running,
+        max_step_tokens=line.max_step_tokens,
+        max_model_len=opened.max_model_len,
+        block_size=memory.block_size,
+        num_blocks=memory.num_blocks,
+        vocab_size=opened.program.vocab_size,
+        on_thread=offer.on_thread,
+        sampling=None if own else Sampling(sampling(), activity),
+        load=offer.load,
+    )
+    bound = component.build(context, line.executor.options, where("line.executor") / "options")
+    held = offer.check(bound.component)
+    if not own:
+        memory = _plan_blocks(settings, opened.max_model_len, context.executor.num_blocks if held is None else held)
+    return Running(
+        executor=for_the_line(bound, offer, activity, opened.program.vocab_size),
+        activity=activity,
+        memory=memory,
+        report=msgspec.structs.replace(opened, memory=memory).describe() + kernels,
+    )
 
 
 def _describe(model: ReferenceModel | NativeModel) -> str:
@@ -162,7 +236,16 @@ def _describe(model: ReferenceModel | NativeModel) -> str:
 
 
 def load_model(opened: Opened, settings: Settings, progress: Progress) -> ReferenceModel | NativeModel:
-    """The model, with its weights and an empty KV cache."""
+    """Headrace's own model, with its weights and an empty KV cache.
+
+    Raises:
+        ConfigError: the executor that was chosen does without it.
+    """
+    if opened.quantizer is None or opened.attention is None:
+        raise ConfigError(
+            f"line.executor: the {whose(opened.executor)} does not run Headrace's own model, which is needed here; "
+            "choose thread"
+        )
     return load(
         opened.checkpoint.artifact,
         opened.checkpoint,
@@ -180,37 +263,75 @@ def load_model(opened: Opened, settings: Settings, progress: Progress) -> Refere
 def open_model(settings: Settings, progress: Progress, where: WhereOf = no_origin) -> Opened:
     """Everything that can be known without reading weights."""
     registry = discover(settings, where)
+    # First, for to bring the checkpoint here may take long.
+    executor = registry.select("executor", settings.line.executor.use, where("line.executor") / "use")
+    own = uses_model(executor)
+    _refuse_idle(settings, executor, where)
     context = Context()
     sources = {component.name: component.build(context).component for component in registry.offered("model_source")}
     artifact = resolve(settings.model.uri, sources, progress)
     loader = registry.build("weight_loader", Use(use=artifact.kind), context).component
     checkpoint: Checkpoint = loader.open(artifact)
     context.checkpoint = checkpoint
-    context.kernels = _kernels(settings, where)
+    context.kernels = _kernels(settings, where) if own else None
     context.block_size = settings.line.block_size
     architecture = _architecture(registry, settings, checkpoint, where)
     program = context.program = architecture.program(checkpoint)
-    quantizer = registry.build("quantizer", settings.model.quantizer, context, where("model.quantizer")).component
-    attention = registry.build("attention", settings.model.attention, context, where("model.attention")).component
     max_model_len = _max_model_len(settings, program, where)
+    quantizer: Quantizer | None = None
+    attention: Attention | None = None
+    memory: MemoryPlan | BlockPlan
+    if own:
+        quantizer = registry.build("quantizer", settings.model.quantizer, context, where("model.quantizer")).component
+        found = registry.build("attention", settings.model.attention, context, where("model.attention"))
+        attention = found.component
+        weights = weight_bytes(program, checkpoint, quantizer)
+        memory = _plan(settings, program, max_model_len, weights, found.component)
+    else:
+        memory = _plan_blocks(settings, max_model_len)
     return Opened(
         registry=registry,
         context=context,
         checkpoint=checkpoint,
         architecture=architecture,
         program=program,
+        executor=executor,
         quantizer=quantizer,
         attention=attention,
-        memory=_plan(settings, program, max_model_len, weight_bytes(program, checkpoint, quantizer), attention),
+        memory=memory,
         max_model_len=max_model_len,
     )
 
 
 def plan_memory(settings: Settings, where: WhereOf = no_origin) -> str:
-    """The memory plan, for people. Reads no weights, so the peak of a step is an estimate."""
+    """The memory plan, for people. Reads no weights and builds no executor, so some of it is an estimate."""
     opened = open_model(settings, lambda what, done, total: None, where)
     opened.checkpoint.close()
-    return f"{opened.checkpoint.artifact.name} ({opened.checkpoint.architecture})\n{opened.memory.describe()}"
+    return f"{opened.checkpoint.artifact.name} ({opened.checkpoint.architecture})\n{opened.describe()}"
+
+
+def _refuse_idle(settings: Settings, executor: Component, where: WhereOf) -> None:
+    """Raises:
+    ConfigError: settings of Headrace's own model were set, and *executor* does without it; lists them.
+    """
+    values = msgspec.to_builtins(settings, enc_hook=int, str_keys=True)
+    problems = list(idle(values, executor, where))
+    if problems:
+        raise ConfigError("\n".join(map(str, problems)))
+
+
+def _plan_blocks(settings: Settings, max_model_len: int, held: int | None = None) -> BlockPlan:
+    line = settings.line
+    try:
+        return plan_blocks(
+            max_model_len=max_model_len,
+            max_running=line.max_running,
+            block_size=line.block_size,
+            kv_blocks=line.kv_blocks,
+            held=held,
+        )
+    except MemoryPlanError as error:
+        raise MemoryPlanError(f"{settings.model.uri}: {error}") from error
 
 
 def _architecture(registry: Registry, settings: Settings, checkpoint: Checkpoint, where: WhereOf) -> Architecture:
@@ -286,9 +407,3 @@ def _plan(settings: Settings, program: Program, max_model_len: int, weights: int
         )
     except MemoryPlanError as error:
         raise MemoryPlanError(f"{settings.model.uri}: {error}") from error
-
-
-@contextmanager
-def _on_thread(runner: Runner, threads: int) -> Iterator[Executor]:
-    with Compute(runner, num_threads=threads) as compute:
-        yield compute

@@ -9,15 +9,18 @@ from __future__ import annotations
 import queue
 import threading
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic, perf_counter
-from typing import Protocol
 
 import outcome
 import structlog
 import torch
 import trio
+from torch import Tensor
 
 from ..hooks.messages import UNKNOWN_TOKEN, Step, StepResult
+from ..hooks.protocols import Run
 from .kernels import Flat, Model
 from .sampling import SamplingState, token_scores
 
@@ -29,23 +32,88 @@ log = structlog.get_logger()
 class Activity:
     """What the compute thread is busy with, for a watchdog on another thread.
 
+    Args:
+        model: who runs the model's own part of a step, in messages.
+        place: what is held up while it does not come back.
+
     Attributes:
         who: whose code runs.
         since: `time.monotonic()`, or None when it is idle.
     """
 
-    __slots__ = ("since", "who")
+    __slots__ = ("model", "place", "since", "who")
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = MODEL, place: str = "the compute thread") -> None:
+        self.model = model
+        self.place = place
         self.who = ""
         self.since: float | None = None
 
-    def enter(self, who: str = MODEL) -> None:
-        self.who = who
+    def enter(self, who: str | None = None) -> None:
+        """*who*'s code runs from now on; None: the model's own."""
+        self.who = self.model if who is None else who
         self.since = monotonic()
 
     def leave(self) -> None:
         self.since = None
+
+
+class Sampling:
+    """A step's two halves around the forward, for whoever runs it; a `protocols.StepSampling`.
+
+    Args:
+        activity: is told that what follows a call is not a plugin's any more.
+    """
+
+    def __init__(self, state: SamplingState, activity: Activity) -> None:
+        self._state = state
+        self._activity = activity
+
+    def begin(self, step: Step) -> array[int]:
+        """Run the slot operations, and give the tokens with the ids filled in that only this thread knows yet."""
+        with self._by_plugins():
+            self._state.apply_ops(step.slot_ops)
+        token_ids = step.tokens[:]
+        # An unknown token is the last of its sequence.
+        unknown = [i for i, stop in enumerate(step.cu_tokens[1:]) if token_ids[stop - 1] == UNKNOWN_TOKEN]
+        drawn = self._state.last_tokens([step.slots[i] for i in unknown])
+        for i, token_id in zip(unknown, drawn, strict=True):
+            # A row that failed has drawn none. What comes of it is dropped, but it must be able to run.
+            token_ids[step.cu_tokens[i + 1] - 1] = max(token_id, 0)
+        return token_ids
+
+    def draw(self, step: Step, logits: Tensor, *, forward_s: float) -> StepResult:
+        """Draw the tokens; see `protocols.StepSampling`."""
+        started, num_samples = perf_counter(), len(step.sample_rows)
+        with self._by_plugins():
+            scores = token_scores(logits[num_samples:], step.score_tokens.tolist(), step.score_tops.tolist())
+            draws = self._state.draw(
+                logits[:num_samples],
+                step.sample_slots.tolist(),
+                step.sample_positions.tolist(),
+                step.sample_drafts.tolist(),
+            )
+        return StepResult(
+            token_ids=draws.token_ids,
+            logprobs=draws.logprobs,
+            errors=draws.errors,
+            forward_s=forward_s,
+            sample_s=perf_counter() - started,
+            scores=scores,
+            plugins=draws.plugins,
+        )
+
+    @contextmanager
+    def _by_plugins(self) -> Iterator[None]:
+        """Processors and samplers are called in here, and the activity names them; what follows is not theirs."""
+        idle = self._activity.since is None
+        try:
+            yield
+        finally:
+            if idle:
+                self._activity.leave()
+            else:
+                self._activity.enter()
 
 
 class Runner:
@@ -53,7 +121,7 @@ class Runner:
 
     def __init__(self, model: Model, sampling: SamplingState, *, block_size: int, activity: Activity) -> None:
         self._model = model
-        self._sampling = sampling
+        self._sampling = Sampling(sampling, activity)
         self._block_size = block_size
         self._activity = activity
 
@@ -61,36 +129,18 @@ class Runner:
         started = perf_counter()
         try:
             self._activity.enter()
-            self._sampling.apply_ops(step.slot_ops)
-            self._activity.enter()  # Processors were asked to admit: what follows is not theirs.
+            token_ids = self._sampling.begin(step)
             if step.block_copies:
                 copies = step.block_copies.tolist()
                 self._model.copy_blocks(list(zip(copies[::2], copies[1::2], strict=True)))
-            logits = self._model.forward_flat(self._flat(step))
-            forwarded = perf_counter()
-            num_samples = len(step.sample_rows)
-            scores = token_scores(logits[num_samples:], step.score_tokens.tolist(), step.score_tops.tolist())
-            draws = self._sampling.draw(
-                logits[:num_samples],
-                step.sample_slots.tolist(),
-                step.sample_positions.tolist(),
-                step.sample_drafts.tolist(),
-            )
+            logits = self._model.forward_flat(self._flat(step, token_ids))
+            return self._sampling.draw(step, logits, forward_s=perf_counter() - started)
         finally:
             self._activity.leave()
-        return StepResult(
-            token_ids=draws.token_ids,
-            logprobs=draws.logprobs,
-            errors=draws.errors,
-            forward_s=forwarded - started,
-            sample_s=perf_counter() - forwarded,
-            scores=scores,
-            plugins=draws.plugins,
-        )
 
-    def _flat(self, step: Step) -> Flat:
+    def _flat(self, step: Step, token_ids: array[int]) -> Flat:
         return Flat(
-            token_ids=self._token_ids(step),
+            token_ids=token_ids,
             positions=step.positions,
             cu_tokens=step.cu_tokens,
             seq_lens=step.seq_lens,
@@ -100,17 +150,6 @@ class Runner:
             block_size=self._block_size,
             num_decodes=step.num_decodes,
         )
-
-    def _token_ids(self, step: Step) -> array[int]:
-        """The tokens, with the ids filled in that only this thread knows yet."""
-        token_ids = step.tokens[:]
-        # An unknown token is the last of its sequence.
-        unknown = [i for i, stop in enumerate(step.cu_tokens[1:]) if token_ids[stop - 1] == UNKNOWN_TOKEN]
-        drawn = self._sampling.last_tokens([step.slots[i] for i in unknown])
-        for i, token_id in zip(unknown, drawn, strict=True):
-            # A row that failed has drawn none. What comes of it is dropped, but it must be able to run.
-            token_ids[step.cu_tokens[i + 1] - 1] = max(token_id, 0)
-        return token_ids
 
 
 class Handle:
@@ -132,12 +171,6 @@ class Handle:
         self._done.set()
 
 
-class Runs(Protocol):
-    """What the thread does with a step."""
-
-    def __call__(self, step: Step, /) -> StepResult: ...
-
-
 class Compute:
     """Executor `thread`: runs steps one after another, in the order of their index.
 
@@ -148,7 +181,7 @@ class Compute:
     Use as a context manager on the loop.
     """
 
-    def __init__(self, run: Runs, *, num_threads: int | None = None) -> None:
+    def __init__(self, run: Run, *, num_threads: int | None = None) -> None:
         self._run = run
         self._num_threads = num_threads
         self._jobs: queue.SimpleQueue[tuple[Step, Handle] | None] = queue.SimpleQueue()
@@ -210,10 +243,10 @@ async def watch(activity: Activity, *, warn_s: float, stall_s: float, forward_st
         woke = now
         since, who = activity.since, activity.who
         busy_s = 0.0 if since is None else now - max(since, awake)
-        limit_s = forward_stall_s if who == MODEL else stall_s
+        limit_s = forward_stall_s if who == activity.model else stall_s
         if busy_s > limit_s:
-            raise TimeoutError(f"{who} has kept the compute thread for {busy_s:.1f} s, longer than {limit_s:g} s")
+            raise TimeoutError(f"{who} has kept {activity.place} for {busy_s:.1f} s, longer than {limit_s:g} s")
         # The next look would be too late to name it within warn_s.
         if busy_s > 0.75 * warn_s and since != warned:
             warned = since
-            log.warning("the compute thread is held up", by=who, seconds=round(busy_s, 1))
+            log.warning(f"{activity.place} is held up", by=who, seconds=round(busy_s, 1))

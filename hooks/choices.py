@@ -6,7 +6,7 @@ Looks at what is registered and builds nothing, so no model is needed.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
@@ -20,7 +20,7 @@ from .errors import ConfigError, PluginError
 from .locks import unknown_fields
 from .origins import Path, Where
 from .registry import Registry
-from .settings import PhaseUse
+from .settings import PhaseUse, Settings
 from .slots import SLOTS
 
 _SHORT: Final = {
@@ -31,6 +31,15 @@ _SHORT: Final = {
 }
 NOTHING: Final = "none"
 """In the settings of slots that nothing needs to fill."""
+OF_THE_MODEL: Final = {
+    "model.quantizer": "",
+    "model.attention": "",
+    "model.kernels": "",
+    "model.threads": "",
+    "line.kv_memory": "; line.kv_blocks says how much it may hold",
+    "line.memory_headroom": "",
+}
+"""Settings of Headrace's own model → what to set where an executor does without that model."""
 
 
 class Choice(Struct, frozen=True, kw_only=True):
@@ -96,6 +105,11 @@ def examine(registry: Registry, values: Mapping[str, Any], root: Where, problems
             problems.append(Problem(where, str(error)))
             continue
         found.append(Chosen(choice=choice, component=component, options=_options(component, options, where, problems)))
+        if choice.slot == "executor":
+            try:
+                problems += idle(values, component, lambda key: Where(tuple(key.split(".")), root.origins))
+            except PluginError as error:
+                problems.append(Problem(where, str(error)))
     locked = _get(values, ("sampling", "locked"))
     if isinstance(locked, list | tuple) and all(isinstance(lock, str) for lock in locked):
         slots = {"logits": "logits_processor", "stop": "stop"}
@@ -106,6 +120,35 @@ def examine(registry: Registry, values: Mapping[str, Any], root: Where, problems
         sampler = next((each.component.params for each in found if each.choice.slot == "sampler"), None)
         problems += unknown_fields(locked, chains, sampler, root / "sampling" / "locked")
     return found
+
+
+def uses_model(executor: Component) -> bool:
+    """Whether Headrace's own model runs the steps; see `protocols.Executor`.
+
+    Raises:
+        PluginError: the factory cannot be imported.
+    """
+    return getattr(executor.resolve(), "uses_model", False) is True
+
+
+def idle(values: Mapping[str, Any], executor: Component, where: Callable[[str], Where]) -> Iterator[Problem]:
+    """The settings of Headrace's own model that somebody changed although *executor* does without that model.
+
+    Args:
+        values: all settings as TOML has them.
+        where: says where a key was written.
+
+    Raises:
+        PluginError: see `uses_model`.
+    """
+    if uses_model(executor):
+        return
+    defaults = msgspec.to_builtins(Settings(), enc_hook=int)
+    for key, instead in OF_THE_MODEL.items():
+        path = tuple(key.split("."))
+        if _parts(_get(values, path)) != _parts(_get(defaults, path)):
+            reason = f"means nothing to the executor {executor.name} of plugin {executor.plugin}, which does not run"
+            yield Problem(where(key), f"{reason} Headrace's own model; leave it out{instead}")
 
 
 def _options(component: Component, options: Mapping[str, Any], where: Where, problems: list[Problem]) -> Struct | None:

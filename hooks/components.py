@@ -99,8 +99,8 @@ class Component(Struct, frozen=True, kw_only=True):
             StartError: what the factory itself raised on purpose.
         """
         decoded = self._decode(options or {}, where or Where(("options",)))
+        factory = self.resolve()
         try:
-            factory = pkgutil.resolve_name(self.factory) if isinstance(self.factory, str) else self.factory
             built = factory(context, decoded)
         except StartError:
             raise
@@ -118,6 +118,22 @@ class Component(Struct, frozen=True, kw_only=True):
             distribution=self.plugin.origin,
             options=decoded,
         )
+
+    def resolve(self) -> Callable[..., object]:
+        """The factory itself; one that was registered as `module:attribute` is imported now.
+
+        Raises:
+            PluginError: it cannot be.
+        """
+        if not isinstance(self.factory, str):
+            return self.factory
+        try:
+            found: Callable[..., object] = pkgutil.resolve_name(self.factory)
+        except StartError:
+            raise
+        except Exception as error:
+            raise self._failed(f"could not be built: {type(error).__name__}: {error}") from error
+        return found
 
     def _decode(self, options: Mapping[str, Any], where: Where) -> Struct | None:
         if self.config is None:

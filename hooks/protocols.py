@@ -245,8 +245,77 @@ class Attention(Protocol):
         ...
 
 
+Run = Callable[["Step"], "StepResult"]
+"""What a step means. Compute: steps come in their order."""
+
+
+class StepSampling(Protocol):
+    """The line's own sampling, for executors: each request's processors, sampler and seed, kept by slot. Compute."""
+
+    def begin(self, step: Step) -> array[int]:
+        """Run the slot operations. Called for each step, in order, before its forward.
+
+        Returns:
+            `[num_tokens]`: `Step.tokens`, with the ids filled in that were drawn last in place of `UNKNOWN_TOKEN`.
+        """
+        ...
+
+    def draw(self, step: Step, logits: Tensor, *, forward_s: float) -> StepResult:
+        """Draw the tokens, after the forward.
+
+        Args:
+            logits: `[num_samples + num_scores, vocab_size]` float32: those of `Step.sample_rows`, then those of
+                `Step.score_rows`. Used up: processors write into it.
+            forward_s: seconds that the step has taken so far.
+        """
+        ...
+
+
+class ExecutorContext(Struct, frozen=True, kw_only=True):
+    """What an executor is built with: what its steps keep within, and what it may use.
+
+    Attributes:
+        num_slots: sequences that have sampling state at once; all slots lie below it.
+        max_running: sequences that share a step, at most.
+        max_step_tokens: tokens of a step, at most.
+        max_model_len: tokens of a sequence, prompt and answer, at most.
+        block_size: tokens of a block.
+        num_blocks: `Step.block_tables` speak of blocks 1 … *num_blocks*; block 0 pads. Also where an executor has no
+            blocks, sequences never hold more tokens together than these have room for.
+        vocab_size: the width of the logits.
+        on_thread: makes an executor of the meaning of a step: a thread that runs them in their order, which the line
+            watches.
+        sampling: draws as the requests ask; None where the factory says `uses_model`, whose steps end with the draw.
+        load: reads the weights into Headrace's own model and gives the whole meaning of a step, the draw included. Only
+            where the factory says `uses_model`; called once.
+    """
+
+    num_slots: int
+    max_running: int
+    max_step_tokens: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    vocab_size: int
+    on_thread: Callable[[Run], Executor]
+    sampling: StepSampling | None
+    load: Callable[[], Run]
+
+
 class Executor(Protocol):
-    """Slot `executor`: runs steps. The compute thread is one; a foreign engine is another."""
+    """Slot `executor`: runs steps. The compute thread is one; a foreign engine is another.
+
+    Built last, in a worker, with `Context.executor`; the checkpoint is closed after that.
+
+    An attribute of the factory, looked up when it is chosen:
+        uses_model: bool = False. True: steps are run by Headrace's own model, from `Context.executor.load`. Without it,
+            no weights are read and no KV cache is made, and settings of that model are refused.
+
+    Optional, looked up once:
+        `__enter__`, `__exit__`: the line starts, and has ended; on the loop.
+        num_blocks: int. Blocks that it can hold, where these are fewer than `Context.executor.num_blocks`: the line
+            keeps within them. Not where it uses the model.
+    """
 
     def submit(self, step: Step) -> StepHandle:
         """Take a step, on the loop, without waiting. Steps run in the order of `Step.index`."""
@@ -699,6 +768,7 @@ class Context(Struct, kw_only=True):
         program: the model.
         tokenizer: the model's.
         sampling: sizes for processors and samplers.
+        executor: limits and helpers for executors.
     """
 
     device: str = "cpu"
@@ -708,6 +778,7 @@ class Context(Struct, kw_only=True):
     program: Program | None = None
     tokenizer: Tokenizer | None = None
     sampling: SamplingContext | None = None
+    executor: ExecutorContext | None = None
 
 
 # ── what plugins call ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -113,6 +113,9 @@ class Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float, Meta(gt=0, description="Seconds a step may hang in a plugin before the process ends.")
     ] = 30.0
     watchdog_s: Annotated[float, Meta(gt=0, description="Seconds after which a step that hangs is logged.")] = 2.0
+    executor: Annotated[
+        Use, Meta(description="What runs the steps; `thread`: Headrace's own model, on a thread of its own.")
+    ] = Use(use="thread")
     policy: Annotated[Use, Meta(description="Who starts first and who yields when memory is short.")] = Use(use="fcfs")
     admission: Annotated[
         tuple[Use, ...], Meta(description="What is asked, in this order, whether a request may enter the line.")

@@ -14,6 +14,8 @@ from ...hooks.errors import MemoryPlanError
 
 HEADROOM: Final = 0.2
 CPU_SHARE: Final = 0.5
+UNASKED_BLOCKS: Final = 65536
+"""Blocks that somebody else is asked to hold at most, unless the operator says how many."""
 
 
 class MemoryPlan(Struct, frozen=True, kw_only=True):
@@ -76,6 +78,63 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
         ]
         width = max(len(size) for _, size, _ in rows)
         return "\n".join(f"{what:<16}  {size:>{width}}  {note}".rstrip() for what, size, note in rows)
+
+
+class BlockPlan(Struct, frozen=True, kw_only=True):
+    """How many tokens the line lets in where weights and KV cache are not Headrace's: no bytes are counted.
+
+    Attributes:
+        num_blocks: as many tokens as they have room for may be held together.
+        settled: False: whoever holds them has not been asked yet, and may have room for fewer.
+    """
+
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    settled: bool = True
+
+    def describe(self) -> str:
+        """Aligned lines for people, as those of `MemoryPlan`."""
+        at_most = "" if self.settled else "at most "
+        num_tokens = self.num_blocks * self.block_size
+        num_sequences = self.num_blocks // blocks_for(self.max_model_len, self.block_size)
+        sequences = f"{num_sequences:,} sequences of {self.max_model_len:,} tokens"
+        return (
+            f"{'KV cache':<16}  {at_most}{self.num_blocks:,} blocks of {self.block_size} tokens\n"
+            f"{'room for':<16}  {at_most}{num_tokens:,} tokens, {sequences}"
+        )
+
+
+def plan_blocks(
+    *, max_model_len: int, max_running: int, block_size: int, kv_blocks: int | None = None, held: int | None = None
+) -> BlockPlan:
+    """Decide how many blocks the line counts with where somebody else holds them.
+
+    By default what *max_running* sequences of full length need, within `UNASKED_BLOCKS`, for the pool's own lists grow
+    with it; but one sequence always fits.
+
+    Args:
+        kv_blocks: what the operator says instead.
+        held: what the holder says that it has; None: as many as it is asked for.
+
+    Raises:
+        MemoryPlanError: not even one sequence of *max_model_len* fits, or there are fewer than *kv_blocks*.
+    """
+    needed = blocks_for(max_model_len, block_size)
+    num_blocks = kv_blocks or min(max_running * needed, max(needed, UNASKED_BLOCKS))
+    if held is not None and held < num_blocks:
+        if kv_blocks is not None:
+            raise MemoryPlanError(f"kv_blocks must be at most {held:,}, what the executor holds, and is {kv_blocks:,}")
+        num_blocks = held
+    if num_blocks < needed:
+        room = num_blocks * block_size
+        raise MemoryPlanError(
+            f"the KV cache must hold one sequence of max_model_len ({max_model_len:,} tokens), which takes {needed:,} "
+            f"blocks, and has {num_blocks:,}; set max_model_len to at most {room}, or give it more"
+        )
+    return BlockPlan(
+        block_size=block_size, num_blocks=num_blocks, max_model_len=max_model_len, settled=held is not None
+    )
 
 
 def plan(

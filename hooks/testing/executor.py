@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from ..messages import UNKNOWN_TOKEN, Admit, Release, Step, StepResult
 from ..params import SamplingParams
+from ..protocols import Context, ExecutorContext, SamplingContext
 from .contract import Broken, Contract, ensure, skip
 
 PATIENCE_S = 60.0
@@ -39,6 +40,9 @@ class Part(Struct, frozen=True, kw_only=True):
 class ExecutorContract(Contract):
     """Hands steps to the executor as `forward` does, and looks at what they come to. Everything is drawn greedily.
 
+    The executor is built with `Context.executor` as the line would fill it in, without processors. One that
+    `uses_model` gets a stand-in that counts. Override `context` where it needs a checkpoint, too.
+
     Attributes:
         vocab_size: token ids are taken from, and must lie, below it.
         block_size, num_blocks: of the KV cache that the steps use.
@@ -52,6 +56,35 @@ class ExecutorContract(Contract):
     num_blocks: ClassVar[int] = 16
     num_slots: ClassVar[int] = 4
     deterministic: ClassVar[bool] = True
+
+    def context(self) -> Context:
+        """Limits of these sizes, the line's sampling, and a compute thread."""
+        from ...core.compute import Activity, Sampling
+        from ...core.executor import Offer
+        from ...core.sampling import SamplingState
+        from ..choices import uses_model
+        from ..components import Bound
+
+        activity, own = Activity(), uses_model(self.entry())
+        offer = Offer(self.entry(), activity, 1, (lambda: _Counting(self.vocab_size)) if own else None)
+        sampler = Bound(name="none", plugin="contract", component=object())
+        state = SamplingState(num_slots=self.num_slots, vocab_size=self.vocab_size, chain=(), sampler=sampler)
+        return Context(
+            block_size=self.block_size,
+            sampling=SamplingContext(vocab_size=self.vocab_size, num_slots=self.num_slots),
+            executor=ExecutorContext(
+                num_slots=self.num_slots,
+                vocab_size=self.vocab_size,
+                max_running=self.num_slots,
+                max_step_tokens=self.num_blocks * self.block_size,
+                max_model_len=(self.num_blocks - 1) // self.num_slots * self.block_size,
+                block_size=self.block_size,
+                num_blocks=self.num_blocks - 1,
+                on_thread=offer.on_thread,
+                sampling=None if own else Sampling(state, activity),
+                load=offer.load,
+            ),
+        )
 
     def prompts(self) -> list[tuple[int, ...]]:
         """Prompts of three sequences, all of another length."""
@@ -192,6 +225,27 @@ class ExecutorContract(Contract):
     def _need_determinism(self) -> None:
         if not self.deterministic:
             skip("deterministic = False")
+
+
+class _Counting:
+    """In place of Headrace's own model: the next token is a sum over all before it, weighted by their places."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._tokens: dict[int, list[int]] = {}
+
+    def __call__(self, step: Step) -> StepResult:
+        for op in step.slot_ops:
+            if isinstance(op, Admit):
+                self._tokens[op.slot] = [*op.prompt_ids, *op.output_ids]
+            elif isinstance(op, Release):
+                self._tokens.pop(op.slot)
+        token_ids = [self._draw(self._tokens[slot]) for slot in step.sample_slots]
+        return StepResult(token_ids=token_ids, logprobs={}, errors={}, forward_s=0.0, sample_s=0.0)
+
+    def _draw(self, tokens: list[int]) -> int:
+        tokens.append(sum(place * token_id for place, token_id in enumerate(tokens, 1)) % self._vocab_size)
+        return tokens[-1]
 
 
 class _Line:

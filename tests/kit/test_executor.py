@@ -6,13 +6,15 @@ import pytest
 import torch
 import trio
 
+import headrace.plugins.thread
 from headrace.core.compute import Activity, Compute, Runner
 from headrace.core.sampling import SamplingState
 from headrace.hooks.components import Bound
 from headrace.hooks.messages import Admit, StepResult
+from headrace.hooks.testing.catalog import contract
 from headrace.hooks.testing.contract import run
 from headrace.plugins.categorical import Categorical
-from tests.kit.faults import contract_of, failures
+from tests.kit.faults import contract_of, failures, plugin_of
 from tests.kit.test_architecture import tiny_model
 
 
@@ -120,6 +122,31 @@ FAULTS = [
 
 def test_a_good_one_keeps_every_promise():
     assert set(run(contract_of("executor", Good)).values()) == {None}
+
+
+def test_the_built_in_keeps_every_promise_with_a_stand_in_for_its_model():
+    tried = type("TestThread", (contract("executor"),), {"plugin": headrace.plugins.thread})
+    assert set(run(tried).values()) == {None}
+
+
+def drawn(context, options):
+    """One that runs on the line's own thread and draws with its sampling."""
+    model, sampling = Good(), context.executor.sampling
+
+    def run(step):
+        tokens = sampling.begin(step)
+        assert -1 not in tokens
+        logits = torch.zeros(len(step.sample_rows), context.executor.vocab_size)
+        for row, token_id in enumerate(model.run(step).token_ids):
+            logits[row, token_id] = 1
+        return sampling.draw(step, logits, forward_s=0.0)
+
+    return context.executor.on_thread(run)
+
+
+def test_one_that_draws_with_the_line_s_own_sampling_on_its_thread_keeps_every_promise():
+    tried = type("TestDrawn", (contract("executor"),), {"plugin": plugin_of("executor", drawn), "name": "it"})
+    assert set(run(tried).values()) == {None}
 
 
 @pytest.mark.parametrize(("test", "component"), FAULTS)
