@@ -23,12 +23,8 @@ import torch
 from msgspec import Meta, Struct
 
 import headrace
-from headrace.core.compute import Compute
-from headrace.core.sampling import SamplingState, token_scores
-from headrace.hooks.decode import Use
 from headrace.hooks.errors import ConfigError
-from headrace.hooks.messages import UNKNOWN_TOKEN, Admit, Fork, Release, StepResult
-from headrace.hooks.registry import Registry
+from headrace.hooks.messages import Admit, Fork, Release
 
 headrace_api = 1
 
@@ -48,9 +44,9 @@ def tell(level, text, user_data):
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     n_ctx: Annotated[int, Meta(ge=16)] = 8192
-    """KV cells. At least the tokens of the line's own KV cache: `kv_blocks` · `block_size`."""
-    sequences: Annotated[int, Meta(ge=1, le=256)] = 64
-    """At least `max_running`."""
+    """KV cells: tokens of all sequences together. The line keeps within them."""
+    sequences: Annotated[int, Meta(ge=1, le=256)] | None = None
+    """Unset: `line.max_running`, which is also the least there must be."""
     n_batch: Annotated[int, Meta(ge=1)] = 512
     """Tokens of one `llama_decode`."""
     threads: Annotated[int, Meta(ge=1)] | None = None
@@ -58,16 +54,16 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Llama:
-    """The model and its cells. Sequences are numbers below `options.sequences`."""
+    """The model and its cells. Sequences are numbers below *num_sequences*."""
 
-    def __init__(self, path, options):
+    def __init__(self, path, options, num_sequences):
         llama_cpp.llama_log_set(tell, None)
         llama_cpp.llama_backend_init()
         self.model = llama_cpp.llama_model_load_from_file(os.fsencode(path), llama_cpp.llama_model_default_params())
         if not self.model:
             raise ConfigError(f"llama-cpp: {path} must be a GGUF file that llama.cpp can load; see its messages")
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_seq_max, params.kv_unified = options.n_ctx, options.sequences, True
+        params.n_ctx, params.n_seq_max, params.kv_unified = options.n_ctx, num_sequences, True
         params.n_batch = params.n_ubatch = self.n_batch = options.n_batch
         params.n_threads = params.n_threads_batch = options.threads or len(os.sched_getaffinity(0))
         params.type_k = params.type_v = {"f32": 0, "f16": 1}[options.kv_type]
@@ -169,36 +165,22 @@ class Cells:
 
 
 class Runner:
-    """What a step means. *draws*: Headrace's sampling state, with the chain of the line."""
+    """What a step means. *sampling*: the line's own, see `headrace.hooks.protocols.StepSampling`."""
 
-    def __init__(self, llama, options, draws):
+    def __init__(self, llama, num_sequences, sampling):
         self.llama = llama
-        self.cells = Cells(llama, options.sequences)
-        self.draws = draws
+        self.cells = Cells(llama, num_sequences)
+        self.sampling = sampling
         self.known = {}  # Slot → its tokens, prompt and answer.
 
     def __call__(self, step):
         started = perf_counter()
-        self.draws.apply_ops(step.slot_ops)
-        for op in step.slot_ops:
-            self._apply(op)
-        logits = self._forward(step)
-        forwarded, num_samples = perf_counter(), len(step.sample_rows)
-        scores = token_scores(logits[num_samples:], step.score_tokens.tolist(), step.score_tops.tolist())
-        slots, positions = step.sample_slots.tolist(), step.sample_positions.tolist()
-        drawn = self.draws.draw(logits[:num_samples], slots, positions, step.sample_drafts.tolist())
-        for slot, token in zip(slots, drawn.token_ids, strict=True):
+        logits = self.forward(step)
+        result = self.sampling.draw(step, logits, forward_s=perf_counter() - started)
+        for slot, token in zip(step.sample_slots, result.token_ids, strict=True):
             if token >= 0:
                 self.known[slot].append(token)
-        return StepResult(
-            token_ids=drawn.token_ids,
-            logprobs=drawn.logprobs,
-            errors=drawn.errors,
-            forward_s=forwarded - started,
-            sample_s=perf_counter() - forwarded,
-            scores=scores,
-            plugins=drawn.plugins,
-        )
+        return result
 
     def _apply(self, op):
         match op:
@@ -210,8 +192,11 @@ class Runner:
                 self.known.pop(op.slot, None)
                 self.cells.release(op.slot)
 
-    def _forward(self, step):
+    def forward(self, step):
         """Logits of the step's sample rows, and of its score rows after them."""
+        ids = self.sampling.begin(step)
+        for op in step.slot_ops:
+            self._apply(op)
         rows = (step.sample_rows + step.score_rows).tolist()
         wanted, tokens, place, grown = set(rows), [], {}, {}
         self.cells.in_use.clear()
@@ -219,10 +204,7 @@ class Runner:
             first, last = step.cu_tokens[i : i + 2]
             if first == last:
                 continue
-            start, new = step.positions[first], step.tokens[first:last]
-            if new[-1] == UNKNOWN_TOKEN:
-                # A row that failed has drawn none; what comes of it is dropped, but it must be able to run.
-                new[-1] = (self.known[slot][step.positions[last - 1] :] or [0])[0]
+            start, new = step.positions[first], ids[first:last]
             sequence, count = self.cells.prepare(slot, self.known[slot][:start])
             missing = self.known[slot][count:start]
             tokens += [(token, count + j, sequence, False) for j, token in enumerate(missing)]
@@ -245,18 +227,20 @@ def common(a, b):
     return next(i for i in range(size) if a[i] != b[i])
 
 
-def executor(context, options, draws=None):
-    """The executor. *draws*: the sampling state of the line; without it, a request has no chain, only a draw."""
-    artifact = context.checkpoint.artifact
+def executor(context, options):
+    """The executor: llama.cpp on the line's own thread."""
+    artifact, line = context.checkpoint.artifact, context.executor
     if artifact.kind != "gguf":
         raise ConfigError(f"llama-cpp reads GGUF files alone, and {artifact.path} is {artifact.kind}")
-    llama = Llama(artifact.path, options)
-    if draws is None:
-        sampler = Registry.discover(environ={}).build("sampler", Use(use="categorical"), context)
-        draws = SamplingState(
-            num_slots=context.sampling.num_slots, vocab_size=llama.vocab_size, chain=[], sampler=sampler
-        )
-    return Compute(Runner(llama, options, draws))
+    num_sequences = options.sequences or line.max_running
+    if num_sequences < line.max_running:
+        raise ConfigError(f"llama-cpp: sequences must be >= line.max_running ({line.max_running}), got {num_sequences}")
+    llama = Llama(artifact.path, options, num_sequences)
+    if llama.vocab_size != line.vocab_size:
+        raise ConfigError(f"llama-cpp: logits must be {line.vocab_size} wide, and llama.cpp's are {llama.vocab_size}")
+    built = line.on_thread(Runner(llama, num_sequences, line.sampling))
+    built.num_blocks = options.n_ctx // line.block_size
+    return built
 
 
 def _free(batch, context, model):

@@ -29,8 +29,8 @@ EXAMPLES = Path(__file__).parents[2] / "plugin_examples"
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/pyproject.toml"))
 LIBRARIES = {"jwt-auth": "jwt", "llama-cpp": "llama_cpp", "otel": "opentelemetry", "torchao-int8": "torchao"}
 """Example → what it imports that Headrace does not need."""
-NO_SETTING = ("hermes-tools", "llama-cpp")
-"""Their slots are there, and no setting chooses what fills them yet."""
+NO_SETTING = ("hermes-tools",)
+"""Its slot is there, and no setting chooses what fills it yet."""
 
 
 class Result(NamedTuple):

