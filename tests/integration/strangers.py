@@ -201,6 +201,121 @@ def register_attention(register):
 '''
 
 
+ECHO = '''
+"""Executors: `echo` draws the prompt again and breaks as its option *mode* says; others run the model, or say so."""
+
+import torch
+import trio
+from msgspec import Struct
+
+from headrace.hooks.messages import Admit, Release, StepResult
+from headrace.hooks.registry import plugin
+
+contexts = []
+ended = []
+
+
+class Options(Struct, frozen=True, forbid_unknown_fields=True):
+    mode: str = "good"
+    num_blocks: int | None = None
+
+
+class Echo:
+    """Gives logits to the line's own sampling."""
+
+    def __init__(self, context, options):
+        contexts.append(context)
+        self.mode = options.mode
+        self.line = context.executor
+        self.prompts = {}
+        if options.num_blocks is not None:
+            self.num_blocks = options.num_blocks
+        if self.mode == "build":
+            raise RuntimeError("broken on purpose")
+
+    def __enter__(self):
+        if self.mode == "enter":
+            raise RuntimeError("broken on purpose")
+        return self
+
+    def __exit__(self, *exc_info):
+        ended.append(self)
+        if self.mode == "exit":
+            raise RuntimeError("broken on purpose")
+
+    def submit(self, step):
+        if step.index == 3 and self.mode == "submit":
+            raise RuntimeError("broken on purpose")
+        if step.index == 3 and self.mode == "handle":
+            return None
+        return Handle(self, step, self.run(step))
+
+    def run(self, step):
+        self.line.sampling.begin(step)
+        for op in step.slot_ops:
+            if isinstance(op, Admit):
+                self.prompts[op.slot] = op.prompt_ids
+            elif isinstance(op, Release):
+                del self.prompts[op.slot]
+        logits = torch.zeros(len(step.sample_rows) + len(step.score_rows), self.line.vocab_size)
+        for row, (slot, position) in enumerate(zip(step.sample_slots, step.sample_positions)):
+            prompt = self.prompts[slot]
+            logits[row, prompt[position % len(prompt)]] = 50
+        return self.line.sampling.draw(step, logits, forward_s=0.0)
+
+
+class Handle:
+    def __init__(self, echo, step, value):
+        self.mode = echo.mode if step.index == 3 else "good"
+        self.value = value
+
+    async def result(self):
+        await trio.lowlevel.checkpoint()
+        match self.mode:
+            case "result":
+                raise RuntimeError("broken on purpose")
+            case "hang":
+                await trio.sleep_forever()
+            case "words":
+                return "words"
+            case "few":
+                return StepResult(token_ids=[], logprobs={}, errors={}, forward_s=0.0, sample_s=0.0)
+            case "large":
+                return StepResult(token_ids=[10**6], logprobs={}, errors={}, forward_s=0.0, sample_s=0.0)
+            case "neither":
+                return StepResult(token_ids=[-1], logprobs={}, errors={}, forward_s=0.0, sample_s=0.0)
+        return self.value
+
+
+def around(context, options):
+    return context.executor.on_thread(context.executor.load())
+
+
+def lazy(context, options):
+    return context.executor.on_thread(print)
+
+
+def twice(context, options):
+    context.executor.load()
+    return around(context, options)
+
+
+def thief(context, options):
+    return around(context, options)
+
+
+around.uses_model = lazy.uses_model = twice.uses_model = True
+
+
+@plugin
+def register_executor(register):
+    register("echo", Echo, config=Options)
+    for each in (around, lazy, twice, thief):
+        register(each.__name__, each)
+    register("lost", "nowhere_at_all:Echo")
+'''
+
+
 def install(folder: Path, name: str, source: str) -> None:
     """Put a plugin into *folder* as pip would: its module, and the metadata with its entry point."""
     (folder / f"stranger_{name}.py").write_text(source, "utf-8")
