@@ -11,7 +11,7 @@ import torch
 import trio
 from trio.testing import MockClock
 
-from headrace.core.compute import MODEL, Activity, Compute, Handle, Runner, watch
+from headrace.core.compute import MODEL, Activity, Compute, Handle, Runner, Sampling, watch
 from headrace.core.kernels import Batch, Flat, as_tensors
 from headrace.core.sampling import SamplingState
 from headrace.hooks.messages import UNKNOWN_TOKEN, Admit, Step, StepResult
@@ -298,3 +298,43 @@ def test_the_models_step_is_not_blamed_on_a_processor_that_was_asked_to_admit() 
         )
     )
     assert seen == [MODEL]
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_sampling_on_a_thread_of_an_executor_s_own_leaves_the_activity_as_it_was(busy: bool) -> None:
+    activity = Activity("executor x of plugin y")
+
+    class Told:
+        phase = "bias"
+
+        def admit(self, slot: int, params: object, admitted: Admit) -> bool:
+            return True
+
+        def apply(self, logits: torch.Tensor, rows: object) -> torch.Tensor:
+            assert activity.who == "logits processor told of plugin fake"
+            return logits
+
+    state = SamplingState(
+        num_slots=4,
+        vocab_size=10,
+        chain=[[bound("told", Told())]],
+        sampler=bound("none", object()),
+        on_call=activity.enter,
+    )
+    sampling = Sampling(state, activity)
+    if busy:
+        activity.enter()
+    only = step(
+        0,
+        slot_ops=(msgspec.structs.replace(admit(0, [5]), chain=(object(),)),),
+        sample_rows=array("i", [0]),
+        sample_slots=array("i", [0]),
+        sample_positions=array("i", [0]),
+        sample_drafts=array("i", [-1]),
+    )
+    sampling.begin(only)
+    assert (activity.since is not None) == busy
+    assert sampling.draw(only, torch.eye(10)[[3]], forward_s=0.5).token_ids == [3]
+    assert (activity.since is not None) == busy
+    if busy:
+        assert activity.who == "executor x of plugin y"

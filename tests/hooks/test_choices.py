@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from headrace.hooks.choices import choices, examine, keys
+from headrace.hooks.choices import choices, examine, idle, keys
 from headrace.hooks.config import Settings
 from headrace.hooks.origins import Where
 from headrace.hooks.registry import Registry
@@ -80,6 +80,51 @@ def test_all_wrong_choices_are_told_at_once(registry):
     )
     assert "sampling.sampler.options: plain takes no options, got x" in found
     assert "sampling.locked.0: top-a has no 'b' (fields: a)" in found
+
+
+EXECUTORS = """
+class Foreign:
+    def __init__(self, context, options): pass
+class Own(Foreign):
+    uses_model = True
+@plugin
+def register_executor(register):
+    register("foreign", Foreign)
+    register("own", Own)
+    register("lost", "nowhere_at_all:Own")
+"""
+
+
+@pytest.mark.parametrize(
+    ("use", "set_", "expected"),
+    [
+        ("foreign", {}, []),
+        ("foreign", {"model": {"quantizer": "auto", "threads": None}}, []),
+        ("foreign", {"model": {"quantizer": {"use": "auto", "options": {}}}}, []),
+        ("foreign", {"model": {"threads": 2}}, ["model.threads"]),
+        ("foreign", {"model": {"quantizer": {"use": "auto", "options": {"a": 1}}}}, ["model.quantizer"]),
+        ("foreign", {"model": {"attention": "sdpa"}, "line": {"kv_memory": 1}}, ["model.attention", "line.kv_memory"]),
+        ("own", {"model": {"threads": 2, "attention": "sdpa"}}, []),
+    ],
+)
+def test_settings_of_the_model_mean_nothing_to_an_executor_without_it(site, use, set_, expected):
+    site.install("acme", acme=EXECUTORS)
+    registry = Registry.discover(entry_points=site.entry_points(), environ={})
+    executor = registry.select("executor", use)
+    found = idle({**msgspec.to_builtins(Settings(), enc_hook=int), **filled(set_)}, executor, lambda key: Where((key,)))
+    assert [str(problem).partition(":")[0] for problem in found] == expected
+
+
+def filled(sections):
+    defaults = msgspec.to_builtins(Settings(), enc_hook=int)
+    return {name: {**defaults[name], **changes} for name, changes in sections.items()}
+
+
+def test_an_executor_that_cannot_be_imported_is_told_with_its_place(site):
+    site.install("acme", acme=EXECUTORS)
+    registry = Registry.discover(entry_points=site.entry_points(), environ={})
+    (problem,) = problems(registry, line={"executor": "lost"})
+    assert problem.startswith("line.executor: plugin acme (acme 1.0): executor lost could not be built: ModuleNotFound")
 
 
 def test_nothing_needs_to_fill_a_slot_that_is_switched_off(registry):

@@ -2,7 +2,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.core.kv.plan import MemoryPlan, blocks_for, estimate_step_bytes, human, kv_bytes_per_token, plan
+from headrace.core.kv.plan import (
+    UNASKED_BLOCKS,
+    MemoryPlan,
+    blocks_for,
+    estimate_step_bytes,
+    human,
+    kv_bytes_per_token,
+    plan,
+    plan_blocks,
+)
 from headrace.hooks.errors import MemoryPlanError
 
 MIB = 2**20
@@ -182,3 +191,33 @@ def test_one_gathered_sequence_is_the_peak_of_a_long_context():
 )
 def test_sizes_are_written_for_people(size, text):
     assert human(size) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_blocks"),
+    [
+        ({}, 8 * 64),  # Eight sequences of full length.
+        ({"held": 100}, 100),
+        ({"held": 10_000}, 8 * 64),
+        ({"kv_blocks": 77}, 77),
+        ({"kv_blocks": 77, "held": 77}, 77),
+        ({"max_running": 10**6}, UNASKED_BLOCKS),
+        ({"max_model_len": 16 * 10**6}, 10**6),  # More than is asked for unasked, but one sequence must fit.
+    ],
+)
+def test_somebody_elses_blocks_are_as_many_as_are_needed_or_said_or_held(changes, num_blocks):
+    found = plan_blocks(**({"max_model_len": 1024, "max_running": 8, "block_size": 16} | changes))
+    assert (found.num_blocks, found.settled) == (num_blocks, "held" in changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_blocks": 77, "held": 76}, "kv_blocks must be at most 76, what the executor holds, and is 77"),
+        ({"kv_blocks": 63}, "takes 64 blocks, and has 63; set max_model_len to at most 1008"),
+        ({"held": 63}, "takes 64 blocks, and has 63; set max_model_len to at most 1008"),
+    ],
+)
+def test_too_few_of_somebody_elses_blocks_are_refused(changes, message):
+    with pytest.raises(MemoryPlanError, match=message):
+        plan_blocks(**({"max_model_len": 1024, "max_running": 8, "block_size": 16} | changes))
