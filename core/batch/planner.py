@@ -102,7 +102,7 @@ class Planner:
         self._slot_ops: list[Admit | Fork | Release] = []
         self._num_sequences = 0
         self._token_s: float | None = None
-        self._step_s = 0.0
+        self._step_s: float | None = None
         """What a step takes besides its tokens: all weights are read once, whatever is computed."""
 
     # ── what is asked from outside ────────────────────────────────────────────────────────────────────────────────
@@ -291,14 +291,14 @@ class Planner:
         """Tokens the step has room for. Beside running streams, a step takes no longer than the target."""
         limit = self.limits.max_step_tokens
         if self._token_s and draft.num_decodes and (step_s := self._longest_step(draft)) is not None:
-            limit = min(limit, max(self.pool.block_size, int(step_s / self._token_s)))
+            limit = min(limit, max(self.pool.block_size, int((step_s - (self._step_s or 0.0)) / self._token_s)))
             limit = max(limit, draft.num_decodes + 1)
         return min(limit, self.limits.max_step_tokens) - draft.num_tokens
 
     def _longest_step(self, draft: Draft) -> float | None:
         """Seconds a step with prefill may take beside the decodes of *draft*; None: no matter."""
         limits = [] if self.limits.target_step_s is None else [self.limits.target_step_s]
-        if self.limits.max_pause is not None and self._step_s > 0:
+        if self.limits.max_pause is not None and self._step_s is not None:
             assert self._token_s is not None
             limits.append(self.limits.max_pause * (self._step_s + draft.num_decodes * self._token_s))
         return min(limits, default=None)
@@ -559,11 +559,17 @@ class Planner:
         request.timeline.enter(state)
 
     def _measure(self, sampled: Sampled) -> None:
-        """Keep the seconds that a token of prefill takes, and a step besides, for the budget beside running streams."""
+        """Keep the seconds that a token takes, and a step besides, for the budget beside running streams."""
         num_tokens = sum(row.row.num_tokens for row in sampled.rows)
-        if num_tokens >= 2 * self.pool.block_size:
-            token_s = sampled.forward_s / num_tokens
-            self._token_s = token_s if self._token_s is None else 0.8 * self._token_s + 0.2 * token_s
-        elif self._token_s is not None and num_tokens and all(row.row.decode for row in sampled.rows):
-            step_s = max(0.0, sampled.forward_s - num_tokens * self._token_s)
-            self._step_s = step_s if self._step_s == 0 else 0.8 * self._step_s + 0.2 * step_s
+        if num_tokens and self._token_s is not None and all(row.row.decode for row in sampled.rows):
+            self._step_s = _follow(self._step_s, max(0.0, sampled.forward_s - num_tokens * self._token_s))
+        elif num_tokens >= self.pool.block_size:
+            besides = min(self._step_s or 0.0, 0.9 * sampled.forward_s)
+            self._token_s = _follow(self._token_s, (sampled.forward_s - besides) / num_tokens)
+
+
+def _follow(known: float | None, seen: float) -> float:
+    """A running mean that no single step throws far off: a machine that did something else for a moment is not slow."""
+    if not known:
+        return seen
+    return 0.7 * known + 0.3 * min(max(seen, known / 2), 2 * known)

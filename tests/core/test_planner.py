@@ -53,11 +53,13 @@ class Desk:
         assert step is not None
         return step
 
-    def complete(self, step: Step, finish: Callable[[int], FinishReason | None] = lambda i: None) -> None:
+    def complete(
+        self, step: Step, finish: Callable[[int], FinishReason | None] = lambda i: None, *, forward_s: float = 0.01
+    ) -> None:
         rows = tuple(
             SampledRow(row=row, token_id=7 if row.samples else -1, finish=finish(i)) for i, row in enumerate(step.rows)
         )
-        self.planner.complete(Sampled(index=step.index, rows=rows, forward_s=0.01, sample_s=0.0))
+        self.planner.complete(Sampled(index=step.index, rows=rows, forward_s=forward_s, sample_s=0.0))
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_a_running_stream() -> None:
@@ -188,12 +190,28 @@ def test_a_step_beside_running_streams_keeps_to_its_time() -> None:
 def test_running_streams_pause_for_no_more_than_so_many_of_their_steps() -> None:
     desk = Desk(max_step_tokens=512, max_model_len=2000, num_blocks=2000, max_pause=5.0)
     desk.ask(400, max_tokens=50)
-    # A token of prefill takes 10 ms, and a step of one decode 40: 30 for itself and 10 for its token.
+    # A token takes 10 ms, and a step of one decode 40, so 30 for itself. Five times 40 hold it and 17 tokens.
     for forward_s in (4.0, 0.04):
         rows = tuple(SampledRow(row=row, token_id=7) for row in desk.plan().rows)
         desk.planner.complete(Sampled(index=0, rows=rows, forward_s=forward_s, sample_s=0.0))
     desk.ask(400, first=1000, max_tokens=5)
-    assert [row.num_tokens for row in desk.plan().rows] == [1, 19]
+    assert [row.num_tokens for row in desk.plan().rows] == [1, 16]
+
+
+def test_the_budget_follows_the_machine_and_no_single_step() -> None:
+    desk = Desk(max_step_tokens=512, max_model_len=4000, num_blocks=4000, target_step_s=0.2)
+    desk.ask(400, max_tokens=200)
+    sizes = []
+    # 10 ms a token at first; one step is held up for 10 s; then a token takes 20 ms.
+    for token_s, held_s in [(0.01, 0.0)] * 4 + [(0.01, 10.0)] + [(0.02, 0.0)] * 12:
+        step = desk.plan()
+        sizes.append(len(step.tokens))
+        desk.complete(step, forward_s=held_s + token_s * len(step.tokens))
+        if step.index == 0:
+            desk.ask(3000, first=1000, max_tokens=5)
+    assert sizes[1:5] == [20] * 4
+    assert sizes[5] == 15  # A third of what is twice as slow, whatever ten seconds say.
+    assert sizes[-1] == 10
 
 
 def test_more_sequences_than_a_step_holds_all_get_their_turn() -> None:

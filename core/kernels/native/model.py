@@ -23,8 +23,10 @@ from . import abi
 from .draw import Drawer
 from .lower import NOWHERE, Lowered, Space, lower
 from .pack import Packed, pack_floats
-from .pages import advise, gather
+from .pages import gather
 
+TOKENS_AHEAD: Final = 2048
+"""Whose memory is made ready before they come: a long prompt, and those beside it."""
 SPIN: Final = 4000
 """Looks at the counter, some 30 ns each, before an idle thread sleeps."""
 MORE_ROWS: Final = 64
@@ -75,7 +77,7 @@ class NativeModel:
         self._turns = _Turns(self.lowered.turns)
         self._cache = _cache(store, program, native_cache)
         gather(self.lowered.matrices)
-        advise(store.pool)
+        self._ahead = store.ahead(TOKENS_AHEAD) if native_cache else None
         self._ops = (abi.Op * len(self.lowered.ops))(*self.lowered.ops)
         self._matrices = _matrices(self.lowered)
         self._c_program = self._describe()
@@ -85,6 +87,8 @@ class NativeModel:
         self._rows = {abi.Domain.TOKENS: 0, abi.Domain.SAMPLES: 0}
 
     def __del__(self) -> None:
+        if ahead := getattr(self, "_ahead", None):
+            ahead.close()
         if engine := getattr(self, "_engine", None):
             self._lib.hr_destroy(engine)  # type: ignore[union-attr]
 
@@ -109,6 +113,8 @@ class NativeModel:
         """The same for arrays."""
         num_tokens, num_samples = len(flat.token_ids), len(flat.sample_rows)
         self._reserve(num_tokens, num_samples)
+        if self._ahead is not None and len(flat.block_tables):
+            self._ahead.reach(max(flat.block_tables))
         step = _step(flat)
         rows = {abi.Domain.TOKENS: num_tokens, abi.Domain.SAMPLES: num_samples}
         batch = as_tensors(flat) if self.lowered.breaks else None

@@ -1,36 +1,17 @@
-"""Memory in pages of 2 MiB where the system has them: a step walks through all weights, and each page costs a look-up.
-
-Only an advice: where it is not taken, nothing changes but time.
-"""
+"""All weights in one piece of memory, so that large pages hold them: a step walks through every one."""
 
 from __future__ import annotations
 
-import ctypes
-import sys
-from contextlib import suppress
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from ...kv.pages import PAGE, advise
 from .pack import Packed
 
-PAGE: Final = 2 << 20
-MADV_HUGEPAGE: Final = 14
 ALIGNMENT: Final = 64
 """A line of the processor's cache."""
-
-
-def advise(memory: Tensor) -> None:
-    """Ask for large pages under *memory*, from its first whole one to its last."""
-    if sys.platform != "linux":
-        return
-    start = -(-memory.data_ptr() // PAGE) * PAGE
-    size = (memory.data_ptr() + memory.numel() * memory.element_size() - start) // PAGE * PAGE
-    if size > 0:
-        with suppress(OSError, AttributeError):
-            libc = ctypes.CDLL(None, use_errno=True)
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), MADV_HUGEPAGE)
 
 
 def gather(matrices: list[Packed | Tensor]) -> None:

@@ -1,0 +1,61 @@
+"""The KV cache's memory: where layers begin, and pages that are ready before they are written."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from headrace.core.kv.pages import PAGE  # noqa: E402
+from headrace.core.kv.store import KVStore  # noqa: E402
+
+SHAPE = {"num_layers": 30, "num_kv_heads": 3, "block_size": 16, "head_dim": 64, "dtype": torch.float16}
+
+
+def test_no_block_reaches_a_new_page_in_many_layers() -> None:
+    store = KVStore(num_blocks=600, **SHAPE)
+    pages = [
+        {(store.pool[block, layer].data_ptr() + 12_287) // PAGE for layer in range(30)}
+        for block in range(store.pool.shape[0])
+    ]
+    assert max(len(after - before) for before, after in pairwise(pages)) == 1
+
+
+def test_layers_lie_apart_and_hold_what_is_written() -> None:
+    store = KVStore(num_blocks=600, **SHAPE)
+    for layer in range(30):
+        store.layer(layer)[:] = layer + 1
+    assert all(bool((store.layer(layer) == layer + 1).all()) for layer in range(30))
+    store.copy([(5, 7)])
+    assert torch.equal(store.pool[5], store.pool[7])
+
+
+def test_a_small_cache_lies_close_together_and_needs_no_thread() -> None:
+    store = KVStore(num_blocks=4, num_layers=2, num_kv_heads=2, block_size=16, head_dim=16)
+    assert store.pool.stride(1) == 4 * 2 * 2 * 16 * 16
+    assert store.ahead(100) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are counted in /proc")
+def test_memory_is_ready_before_it_is_written_and_no_further() -> None:
+    store = KVStore(num_blocks=6000, **SHAPE)
+    ahead = store.ahead(2048)
+    assert ahead is not None
+    before = resident_bytes()
+    ahead.reach(400)  # 128 blocks further on, so 528 of 12 KiB in each of 30 layers.
+    wanted = 528 * 12_288 * 30
+    until = monotonic() + 60
+    while resident_bytes() - before < 0.9 * wanted and monotonic() < until:
+        sleep(0.01)
+    ahead.close()
+    assert 0.9 * wanted <= resident_bytes() - before <= wanted + 31 * PAGE
+
+
+def resident_bytes() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
