@@ -29,16 +29,25 @@ class Categorical:
         pass
 
     def sample(self, logits: Tensor, uniforms: Tensor, rows: Rows) -> Tensor:
-        weights = logits.softmax(-1)
-        vocab_size = weights.shape[1]
-        whole = vocab_size // BLOCK
-        blocks = weights[:, : whole * BLOCK].view(len(weights), whole, BLOCK).sum(-1)
-        rest = weights[:, whole * BLOCK :].sum(-1, keepdim=True)
-        block, fraction = invert(torch.cat([blocks, rest], 1), uniforms)
-        ids = block[:, None] * BLOCK + torch.arange(BLOCK, device=logits.device)
-        inside = weights.gather(1, ids.clamp(max=vocab_size - 1)) * (ids < vocab_size)
-        index, _ = invert(inside, fraction)
-        return block * BLOCK + index
+        return draw(logits.softmax(-1), uniforms)
+
+
+def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Token ids `[num_rows]` int64, each in proportion to its weight.
+
+    Args:
+        weights: `[num_rows, vocab_size]` float32, not negative, at least one in each row above 0.
+        uniforms: `[num_rows]` float64 in [0, 1).
+    """
+    vocab_size = weights.shape[1]
+    whole = vocab_size // BLOCK
+    blocks = weights[:, : whole * BLOCK].view(len(weights), whole, BLOCK).sum(-1)
+    rest = weights[:, whole * BLOCK :].sum(-1, keepdim=True)
+    block, fraction = invert(torch.cat([blocks, rest], 1), uniforms)
+    ids = block[:, None] * BLOCK + torch.arange(BLOCK, device=weights.device)
+    inside = weights.gather(1, ids.clamp(max=vocab_size - 1)) * (ids < vocab_size)
+    index, _ = invert(inside, fraction)
+    return block * BLOCK + index
 
 
 def invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,16 +16,20 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Annotated, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
 from ..hooks.messages import Admit
-from ..hooks.protocols import Context, Phase, Register, Rows, Tokenizer
+from ..hooks.protocols import Context, History, Phase, Register, Rows, Tokenizer
 from ..hooks.registry import plugin
-from .no_repeat_ngram import last_tokens
 
 headrace_api = 1
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
 
 MAX_EXTRA = 100
 LARGEST = 1e30
@@ -55,65 +59,142 @@ class Dry:
     def __init__(self, context: Context, options: Params) -> None:
         assert context.sampling is not None
         self._vocab_size = context.sampling.vocab_size
-        self._device = context.sampling.device
         self._texts = TokenTexts(context.tokenizer, self._vocab_size)
         self._params = [Params()] * context.sampling.num_slots
-        self._breakers = [self._breaker_mask(options.sequence_breakers)] * context.sampling.num_slots
+        self._pasts: dict[int, Past] = {}
+        self._longest = np.zeros(self._vocab_size, dtype=np.int64)
+        """Room to work in: all 0 between rows."""
 
     @lru_cache(maxsize=32)  # noqa: B019, for a processor lives as long as the process.
-    def _breaker_mask(self, texts: tuple[str, ...]) -> Tensor:
-        """`[vocab_size]` bool: the tokens across which nothing repeats."""
-        mask = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
-        mask[torch.tensor(sorted(self._texts.holding(texts)), dtype=torch.int64)] = True
+    def _breaker_mask(self, texts: tuple[str, ...]) -> npt.NDArray[np.bool_]:
+        """`[vocab_size]`: the tokens across which nothing repeats."""
+        mask = np.zeros(self._vocab_size, dtype=np.bool_)
+        mask[sorted(self._texts.holding(texts))] = True
         return mask
 
     def admit(self, slot: int, params: Params, admitted: Admit) -> bool:
         self._params[slot] = params
+        self._pasts.pop(slot, None)
         if params.multiplier == 0 or params.penalty_last_n == 0:
             return False
-        self._breakers[slot] = self._breaker_mask(params.sequence_breakers)
+        breakers, max_length = self._breaker_mask(params.sequence_breakers), params.allowed_length + MAX_EXTRA
+        self._pasts[slot] = Past(breakers, window=max(params.penalty_last_n, 0), max_length=max_length)
         return True
 
     def apply(self, logits: Tensor, rows: Rows) -> Tensor:
+        where: list[tuple[IntArray, IntArray]] = []
+        penalties: list[FloatArray] = []
         for row, slot in enumerate(rows.slots):
-            params = self._params[slot]
-            tokens = last_tokens(rows, slot, max(params.penalty_last_n, 0))
-            ids, lengths = repetitions(tokens, self._breakers[slot], params.allowed_length + MAX_EXTRA)
-            far = lengths >= params.allowed_length
-            if not far.any():
-                continue
-            penalties = params.multiplier * params.base ** (lengths[far] - params.allowed_length).double()
-            followers, places = torch.unique(ids[far], return_inverse=True)
-            largest = torch.zeros(len(followers), dtype=torch.float64, device=logits.device)
-            largest.scatter_reduce_(0, places, penalties.clamp_(max=LARGEST), "amax")
-            logits[row, followers] -= largest.float()
+            params, past = self._params[slot], self._pasts[slot]
+            past.follow(rows.history, slot)
+            ids, lengths = past.repetitions(params.allowed_length)
+            if len(ids):
+                extra = self._longest_of(ids, lengths - params.allowed_length)
+                where.append((np.full_like(ids, row), ids))
+                penalties.append(np.minimum(params.multiplier * params.base ** extra.astype(np.float64), LARGEST))
+        if where:
+            index = tuple(torch.from_numpy(np.concatenate(part)).to(logits.device) for part in zip(*where, strict=True))
+            lost = torch.from_numpy(np.concatenate(penalties)).float().to(logits.device)
+            # A token that has followed several times has the same penalty each time, and loses it once.
+            logits[index] = logits[index] - lost
         return logits
 
+    def _longest_of(self, ids: IntArray, lengths: IntArray) -> IntArray:
+        """The largest of the *lengths*, not negative, that belong to the same id, for each."""
+        np.maximum.at(self._longest, ids, lengths)
+        longest: IntArray = self._longest[ids]
+        self._longest[ids] = 0
+        return longest
 
-def repetitions(tokens: Tensor, breakers: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
-    """Where the end of *tokens* has stood before.
+
+class Past:
+    """The tokens of a slot, and where its last ones have stood before. Goes on token by token.
+
+    Where the new token has stood, the repetition that ended just before it is one longer, and all others are over.
 
     Args:
-        tokens: `[num_tokens]` int64.
-        breakers: `[vocab_size]` bool.
-
-    Returns:
-        What followed each place, and how many tokens before it equal those at the end; both int64.
+        breakers: `[vocab_size]`: the tokens across which nothing repeats.
+        window: how many of the last tokens are looked at. 0: all.
+        max_length: from where on it does not matter how long a repetition is.
     """
-    if len(tokens) < 2 or breakers[tokens[-1]]:
-        return tokens[:0], tokens[:0]
-    ends = (tokens[:-1] == tokens[-1]).nonzero()[:, 0]
-    ends = ends[~breakers[tokens[ends + 1]]]
-    lengths = torch.ones_like(ends)
-    growing = torch.arange(len(ends), device=tokens.device)
-    for length in range(1, min(max_length, len(tokens) - 1)):
-        before = tokens[-1 - length]
-        if not len(growing) or breakers[before]:
-            break
-        growing = growing[ends[growing] >= length]
-        growing = growing[tokens[ends[growing] - length] == before]
-        lengths[growing] += 1
-    return tokens[ends + 1], lengths
+
+    def __init__(self, breakers: npt.NDArray[np.bool_], *, window: int, max_length: int) -> None:
+        self.breakers = breakers
+        self._window = window
+        self._max_length = max_length
+        self._num_prompt = 0
+        self._num_tokens = 0
+        self._tokens = np.zeros(0, dtype=np.int64)
+        """Prompt and answer; behind them, room to grow."""
+        self._ends = self._lengths = self._tokens
+        """Ascending places where the last token has stood before, and how many tokens up to there equal the last."""
+        self._grown = self._tokens
+        """Room to work in, by place: all 0 between tokens."""
+
+    def follow(self, history: History, slot: int) -> None:
+        """Take in what has been drawn since the last call."""
+        output = history.output(slot)
+        num_new = self._num_prompt + len(output) - self._num_tokens
+        if num_new == 1 and self._num_tokens:
+            self._append(int(output[-1]))
+        elif num_new or not self._num_tokens:
+            prompt = history.prompt(slot)
+            self._num_prompt = len(prompt)
+            self._read(np.concatenate([prompt.cpu().numpy(), output.cpu().numpy()]))
+
+    def repetitions(self, least: int) -> tuple[IntArray, IntArray]:
+        """What followed where the last *least* tokens or more have stood, and how many did.
+
+        An id may come several times. A breaker does not come: it prolongs nothing.
+        """
+        ends, lengths = self._ends, self._lengths
+        if self._window:
+            lengths = np.minimum(lengths, ends - self._first() + 1)
+        far = np.flatnonzero(lengths >= least)
+        ids = self._tokens[ends[far] + 1]
+        kept = ~self.breakers[ids]
+        return ids[kept], np.minimum(lengths[far][kept], self._max_length)
+
+    def _first(self) -> int:
+        """The place of the first token that is looked at."""
+        return max(self._num_tokens - self._window, 0) if self._window else 0
+
+    def _read(self, tokens: IntArray) -> None:
+        """Start over from these tokens."""
+        self._num_tokens = len(tokens)
+        self._tokens = np.concatenate([tokens, np.zeros(len(tokens) // 2 + 64, dtype=np.int64)])
+        self._grown = np.zeros_like(self._tokens)
+        first, last = self._first(), len(tokens) - 1
+        ends = self._places_of_last()
+        self._ends, self._lengths = ends, np.ones_like(ends)
+        growing = np.arange(len(ends))
+        for length in range(1, min(self._max_length, last - first + 1)):
+            before = tokens[last - length]
+            if not len(growing) or self.breakers[before]:
+                break
+            growing = growing[ends[growing] - length >= first]
+            growing = growing[tokens[ends[growing] - length] == before]
+            self._lengths[growing] += 1
+
+    def _append(self, token_id: int) -> None:
+        if self._num_tokens == len(self._tokens):
+            room = np.zeros_like(self._tokens)
+            self._tokens, self._grown = np.concatenate([self._tokens, room]), np.zeros(2 * len(room), dtype=np.int64)
+        self._tokens[self._num_tokens] = token_id
+        self._num_tokens += 1
+        following = self._ends + 1
+        self._grown[following] = self._lengths
+        self._ends = self._places_of_last()
+        self._lengths = self._grown[self._ends] + 1
+        self._grown[following] = 0
+
+    def _places_of_last(self) -> IntArray:
+        """Where the last token has stood before, ascending; nowhere, if it is a breaker."""
+        last = self._num_tokens - 1
+        if last < 1 or self.breakers[self._tokens[last]]:
+            return self._tokens[:0]
+        first = self._first()
+        return np.flatnonzero(self._tokens[first:last] == self._tokens[last]) + first
 
 
 class TokenTexts:

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..hooks.messages import Admit
 from ..hooks.protocols import Context, Register, Rows
 from ..hooks.registry import plugin
-from .categorical import Categorical
+from .categorical import draw
 from .top_k import keep_from
 
 headrace_api = 1
@@ -43,7 +43,6 @@ class Mirostat:
         self._tau = torch.zeros(context.sampling.num_slots, dtype=torch.float64, device=context.sampling.device)
         self._eta = torch.zeros_like(self._tau)
         self._mu = torch.zeros_like(self._tau)
-        self._draw = Categorical(context, None)
 
     def admit(self, slot: int, params: Params, admitted: Admit) -> None:
         self._tau[slot] = params.tau
@@ -52,12 +51,14 @@ class Mirostat:
 
     def sample(self, logits: Tensor, uniforms: Tensor, rows: Rows) -> Tensor:
         slots = torch.tensor(rows.slots, device=logits.device)
+        # Row by row: what a row needs in between then stays in the processor's cache.
+        shares, tops = torch.stack([row.softmax(-1).amax() for row in logits]), logits.amax(-1)
         # What is at most mu bits surprising has a logit at least so large. The likeliest token always stays.
-        floors = logits.logsumexp(-1) - self._mu[slots].float() * math.log(2)
-        keep_from(logits, list(range(len(logits))), torch.minimum(floors, logits.amax(-1)))
-        ids = self._draw.sample(logits, uniforms, rows)
-        drawn = logits.gather(1, ids[:, None])[:, 0]
-        observed = (logits.logsumexp(-1) - drawn).double() / math.log(2)
+        floors = tops - shares.log() - self._mu[slots].float() * math.log(2)
+        keep_from(logits, list(range(len(logits))), torch.minimum(floors, tops))
+        weights = logits.softmax(-1)
+        ids = draw(weights, uniforms)
+        observed = -weights.gather(1, ids[:, None])[:, 0].double().log2()
         self._mu[slots] -= self._eta[slots] * (observed - self._tau[slots])
         return ids
 

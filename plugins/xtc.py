@@ -9,6 +9,7 @@ Source: its author's proposal and code, "Exclude Top Choices", text-generation-w
 from __future__ import annotations
 
 import math
+import operator
 from typing import Annotated, ClassVar
 
 import torch
@@ -19,6 +20,7 @@ from ..hooks.messages import Admit
 from ..hooks.params import Probability
 from ..hooks.protocols import Context, Phase, Register, Rows
 from ..hooks.registry import plugin
+from .top_k import places
 
 headrace_api = 1
 
@@ -50,14 +52,21 @@ class ExcludeTopChoices:
         happens = (rows.uniforms(STREAM).cpu() < self._probabilities[rows.slots]).nonzero()[:, 0].tolist()
         if not happens:
             return logits
-        part = logits[happens]
-        weights = part.softmax(-1)
-        good = weights >= self._thresholds[[rows.slots[row] for row in happens]][:, None]
-        # Of equally likely ones the largest id stays.
-        least = weights.masked_fill(~good, math.inf).flip(-1).argmin(-1)
-        good.scatter_(1, (weights.shape[1] - 1 - least)[:, None], False)
-        logits[happens] = part.masked_fill_(good, -math.inf)
+        thresholds = self._thresholds[rows.slots].tolist()
+        for row in happens:
+            exclude_top(logits[row], thresholds[row])
         return logits
+
+
+def exclude_top(row: Tensor, threshold: float) -> None:
+    """Of the good choices of one row `[vocab_size]`, let only the least likely stay, in place."""
+    weights = row.softmax(-1)
+    good = places(weights, operator.ge, threshold)
+    if len(good) > 1:
+        # Of equally likely ones the largest id stays.
+        least = len(good) - 1 - int(weights[good].flip(0).argmin())
+        row[good[:least]] = -math.inf
+        row[good[least + 1 :]] = -math.inf
 
 
 @plugin

@@ -64,7 +64,7 @@ def dry(tokens, breakers, *, multiplier, base, allowed_length, vocab_size):
             longest[follower] = max(longest.get(follower, 0), length)
     for token, length in longest.items():
         if length >= allowed_length:
-            penalties[token] = multiplier * base ** (length - allowed_length)
+            penalties[token] = multiplier * base ** min(length - allowed_length, MAX_EXTRA)
     return penalties.float()
 
 
@@ -99,7 +99,7 @@ def test_a_breaker_counts_wherever_it_stands_in_a_token_and_not_between_two():
     bound = build("logits_processor", "dry", vocab_size=4, tokenizer=Pieces("abcd"))
     for breakers, tokens in (("\n", {1, 3}), (".\n", {1})):
         bound.component.admit(0, bound.params(multiplier=1.0, sequence_breakers=(breakers,)), admission(0))
-        assert set(finite(torch.where(bound.component._breakers[0], 0.0, -torch.inf))) == tokens
+        assert set(bound.component._pasts[0].breakers.nonzero()[0]) == tokens
 
 
 def test_the_largest_dry_penalty_is_finite():
