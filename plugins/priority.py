@@ -36,21 +36,24 @@ class Priority:
 
     def __init__(self, context: Context, options: Options) -> None:
         self._level_s = options.level_s
-        self._max_lead_s = options.max_lead_s
+        self._least, self._most = -options.max_lead_s, options.max_lead_s
 
+    # Twice the same, for a call from one to the other costs as much as all the rest.
     def order(self, waiting: WaitingView, now: float) -> tuple[float, float]:
-        return (self._moment(waiting), waiting.arrival)
+        arrival, lag = waiting.arrival, waiting.priority * self._level_s
+        if lag > self._most:
+            lag = self._most
+        elif lag < self._least:
+            lag = self._least
+        return (arrival + lag, arrival)
 
     def victim(self, running: RunningView) -> tuple[float, float]:
-        return (self._moment(running), running.arrival)
-
-    def _moment(self, view: WaitingView | RunningView) -> float:
-        lag = view.priority * self._level_s
-        if lag > self._max_lead_s:
-            lag = self._max_lead_s
-        elif lag < -self._max_lead_s:
-            lag = -self._max_lead_s
-        return view.arrival + lag
+        arrival, lag = running.arrival, running.priority * self._level_s
+        if lag > self._most:
+            lag = self._most
+        elif lag < self._least:
+            lag = self._least
+        return (arrival + lag, arrival)
 
 
 @plugin

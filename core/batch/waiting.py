@@ -154,7 +154,9 @@ def plain(key: object) -> Key:
 
 
 def _plain_item(item: object) -> object:
-    if type(item) is int or type(item) is str:
+    # First what keys are made of: asking the abstract classes costs more than all the rest of a candidate.
+    kind = type(item)
+    if kind is int or kind is str or (kind is float and item == item):
         return item
     if isinstance(item, Integral):
         return int(item)
