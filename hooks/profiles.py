@@ -43,7 +43,7 @@ class Profiles:
             if name in inside:
                 problems.append(Problem(here, f"profiles name each other in a circle: {' → '.join((*inside, name))}"))
                 continue
-            layer = self._read(name, here, problems)
+            layer = self.read(name, here, problems)
             inner = layer.values.pop("profile", [])
             origins = Origins()
             origins.note(("profile",), inner, layer.place)
@@ -56,17 +56,8 @@ class Profiles:
             layers.append(layer)
         return layers
 
-    @cached_property
-    def _found(self) -> dict[str, list[EntryPoint]]:
-        # Looked for only where a profile is named; most of the time is the import.
-        from importlib import metadata
-
-        found: dict[str, list[EntryPoint]] = {}
-        for entry in metadata.entry_points(group=GROUP) if self._entry_points is None else self._entry_points:
-            found.setdefault(entry.name, []).append(entry)
-        return found
-
-    def _read(self, name: str, where: Where, problems: list[Problem]) -> Layer:
+    def read(self, name: str, where: Where, problems: list[Problem]) -> Layer:
+        """What the file of *name* alone says; empty, with a problem, where it cannot be read."""
         entries = self._found.get(name, [])
         empty = Layer({}, lambda path: f"profile {name}")
         if len(entries) != 1:
@@ -83,6 +74,16 @@ class Profiles:
             problems.append(Problem(where, f"profile {name!r} ({entries[0].value}) cannot be read: {error}"))
             return empty
 
+    @cached_property
+    def _found(self) -> dict[str, list[EntryPoint]]:
+        # Looked for only where a profile is named; most of the time is the import.
+        from importlib import metadata
+
+        found: dict[str, list[EntryPoint]] = {}
+        for entry in metadata.entry_points(group=GROUP) if self._entry_points is None else self._entry_points:
+            found.setdefault(entry.name, []).append(entry)
+        return found
+
     def _refuse(self, layer: Layer, key: str, problems: list[Problem]) -> None:
         path = tuple(key.split("."))
         values: object = layer.values
@@ -97,8 +98,10 @@ class Profiles:
 
 def _text(entry: EntryPoint) -> str:
     """The file behind *entry*, through the resource reader of its package, which is not imported for it."""
-    spec = importlib.util.find_spec(entry.module)
+    # A package inside another is looked for from the outermost, for to find it by its name would import that.
+    root, *inside = entry.module.split(".")
+    spec = importlib.util.find_spec(root)
     find_reader = getattr(spec.loader, "get_resource_reader", None) if spec else None
     if spec is None or find_reader is None:
-        raise ModuleNotFoundError(f"no package {entry.module} with files")
-    return str(find_reader(spec.name).files().joinpath(entry.attr).read_text(encoding="utf-8"))
+        raise ModuleNotFoundError(f"no package {root} with files")
+    return str(find_reader(spec.name).files().joinpath(*inside, entry.attr).read_text(encoding="utf-8"))

@@ -1,4 +1,6 @@
-"""The conformance kit for plugins: one contract a slot, each loaded when it is named. See docs/plugins/testing.md.
+"""The conformance kit for plugins: one contract a slot, and one for profiles, each loaded when it is named.
+
+See docs/plugins/testing.md.
 
 from headrace.testing import LogitsProcessorContract
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from .hooks.testing.model_source import ModelSourceContract
     from .hooks.testing.observer import ObserverContract
     from .hooks.testing.parsers import ReasoningParserContract, ToolParserContract
+    from .hooks.testing.profile import ProfileContract
     from .hooks.testing.quantizer import QuantizerContract
     from .hooks.testing.routes import RoutesContract
     from .hooks.testing.sampler import SamplerContract
@@ -53,6 +56,7 @@ __all__ = [
     "MiddlewareContract",
     "ModelSourceContract",
     "ObserverContract",
+    "ProfileContract",
     "QuantizerContract",
     "ReasoningParserContract",
     "RoutesContract",
@@ -66,7 +70,13 @@ __all__ = [
     "run",
 ]
 
-_HOMES = {"Broken": "contract", "Contract": "contract", "run": "contract", "FakeCheckpoint": "checkpoints"}
+_HOMES = {
+    "Broken": "contract",
+    "Contract": "contract",
+    "run": "contract",
+    "FakeCheckpoint": "checkpoints",
+    "ProfileContract": "profile",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,3 @@
-import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -7,11 +6,15 @@ import pytest
 
 from headrace.hooks.config import load
 from headrace.hooks.profiles import GROUP
-from headrace.hooks.protocols import Context, SamplingContext
-from headrace.hooks.registry import Registry
+from headrace.testing import ProfileContract
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
 ENTRIES = [EntryPoint(name, value, GROUP) for name, value in PROJECT["entry-points"][GROUP].items()]
+
+
+class TestProfile(ProfileContract):
+    profile = "creative"
+    entry_points = ENTRIES
 
 
 def loaded(**sources):
@@ -24,19 +27,7 @@ def test_its_settings_pass_the_check_and_say_where_they_come_from():
     assert found.origin("sampling.defaults.min_p").startswith("profile creative:")
 
 
-def test_every_component_takes_the_options_it_is_given():
-    registry = Registry.discover(environ={})
-    context = Context(sampling=SamplingContext(vocab_size=10, num_slots=2), tokenizer=None)
-    for use in loaded().settings.sampling.extra_processors:
-        assert registry.build("logits_processor", use, context).name == use.use
-
-
 def test_the_file_of_the_operator_goes_over_it(tmp_path):
     file = tmp_path / "headrace.toml"
     file.write_text("[sampling.defaults]\ntemperature = 0.9\n")
     assert loaded(file=file).settings.sampling.defaults == {"temperature": 0.9, "min_p": pytest.approx(0.05)}
-
-
-def test_it_is_read_without_being_imported():
-    loaded()
-    assert "headrace_creative" not in sys.modules
