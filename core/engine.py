@@ -514,6 +514,9 @@ class Engine:
                 error=error,
                 n=request.params.n,
                 max_tokens=request.params.max_tokens,
+                endpoint="chat" if isinstance(request.prompt, ChatPrompt) else "completion",
+                model="" if self.info is None else self.info.name,
+                tenant=request.tenant,
             )
         )
         report = timeline.report()

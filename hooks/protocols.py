@@ -594,6 +594,9 @@ class RequestEnded(Struct, frozen=True, kw_only=True):
         finish: why each choice that ended did, in the order in which they ended.
         n, max_tokens: as asked, the server's defaults filled in.
         status: HTTP status it amounts to; 499 where the client left.
+        endpoint: what was asked for, by whatever road: `chat` (a conversation) or `completion` (a text or tokens).
+        model: the name under which it is served.
+        tenant: who asked: the name of the key; "" without keys.
     """
 
     id: str
@@ -609,6 +612,9 @@ class RequestEnded(Struct, frozen=True, kw_only=True):
     error: str | None = None
     n: int = 1
     max_tokens: int | None = None
+    endpoint: str = ""
+    model: str = ""
+    tenant: str = ""
 
 
 class TokensDelivered(Struct, frozen=True, kw_only=True):

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _LATENCY: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _STEP: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 _STATE: Final = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
+MAX_TENANTS: Final = 100
+"""Names of keys that have numbers of their own. Where tokens are signed elsewhere there may be any number of names."""
+OTHERS: Final = "(others)"
+
 _TOKENS: Final = tuple(float(2**power) for power in range(18))
 
 
@@ -53,7 +57,24 @@ class Row(Struct, frozen=True):
 
 METRICS: Final = (
     Row("headrace_http_responses", "counter", "HTTP answers begun, refused ones included, by status.", ("status",)),
-    Row("headrace_requests", "counter", "Requests that have ended, by the HTTP status they amount to.", ("status",)),
+    Row(
+        "headrace_requests",
+        "counter",
+        "Requests that have ended, by what they asked for and the HTTP status they amount to.",
+        ("endpoint", "status"),
+    ),
+    Row(
+        "headrace_tenant_requests",
+        "counter",
+        "Requests of a key that have ended; of keys after the first hundred under `(others)`.",
+        ("tenant",),
+    ),
+    Row(
+        "headrace_tenant_tokens",
+        "counter",
+        "Tokens in the prompts of a key's requests and in the answers to them; keys as above.",
+        ("tenant", "kind"),
+    ),
     Row("headrace_choices", "counter", "Choices of answers that have ended, by reason.", ("finish_reason",)),
     Row("headrace_time_to_first_token_seconds", "histogram", "From the door to the first token."),
     Row("headrace_inter_token_seconds", "histogram", "Between two tokens of one choice."),
@@ -154,7 +175,9 @@ class Metrics(Collector):
         self._statistics: EngineStatistics | None = None
         self._info: ModelInfo | None = None
         self._responses: Counter[str] = Counter()
-        self._requests: Counter[str] = Counter()
+        self._requests: Counter[tuple[str, ...]] = Counter()
+        self._tenants: dict[str, tuple[float, float, float]] = {}
+        """Requests, tokens of prompts, tokens of answers."""
         self._finishes: Counter[str] = Counter()
         self._ttft = Histogram(_LATENCY)
         self._gap = Histogram(_STEP)
@@ -201,9 +224,14 @@ class Metrics(Collector):
             yield from self._more.families(self._statistics, self._info)
 
     def _counted(self) -> Values:
+        tokens: dict[tuple[str, ...], Value] = {}
+        for tenant, (_, prompt, output) in self._tenants.items():
+            tokens |= {(tenant, "prompt"): prompt, (tenant, "output"): output}
         return {
             "headrace_http_responses": self._responses,
             "headrace_requests": self._requests,
+            "headrace_tenant_requests": {tenant: counts[0] for tenant, counts in self._tenants.items()},
+            "headrace_tenant_tokens": tokens,
             "headrace_choices": self._finishes,
             "headrace_time_to_first_token_seconds": self._ttft,
             "headrace_inter_token_seconds": self._gap,
@@ -216,7 +244,11 @@ class Metrics(Collector):
         }
 
     def _request_ended(self, event: RequestEnded) -> None:
-        self._requests[str(event.status)] += 1
+        self._requests[event.endpoint, str(event.status)] += 1
+        known = event.tenant in self._tenants or len(self._tenants) < MAX_TENANTS
+        tenant = event.tenant if known else OTHERS
+        requests, prompt, output = self._tenants.get(tenant, (0, 0, 0))
+        self._tenants[tenant] = (requests + 1, prompt + event.num_prompt_tokens, output + event.num_output_tokens)
         self._finishes.update(event.finish)
         self._wall.observe(event.wall_s)
         self._prompt_tokens.observe(event.num_prompt_tokens)

@@ -138,6 +138,9 @@ def _ended(name: str) -> RequestEnded:
         wall_s=1.1,
         ttft_s=0.2,
         status=200,
+        endpoint="chat",
+        model="tiny",
+        tenant=name,
     )
 
 
@@ -159,6 +162,9 @@ def _events() -> st.SearchStrategy[Event]:
         error=st.none() | st.text(max_size=10),
         n=st.integers(1, 128),
         max_tokens=st.none() | st.integers(1, 1000),
+        endpoint=st.sampled_from(["", "chat", "completion"]),
+        model=st.text(max_size=8),
+        tenant=st.text(max_size=8),
     )
     delivered = st.builds(TokensDelivered, num_tokens=counts, gaps_s=st.lists(seconds, max_size=4).map(tuple))
     steps = st.builds(

@@ -35,19 +35,17 @@ class Otel:
     def __init__(self, context, options):
         provider = trace.get_tracer_provider() if options.exporter == "global" else own(options)
         self.tracer = provider.get_tracer("headrace")
-        self.model = context.checkpoint.artifact.name if context.checkpoint else ""
 
     def on(self, event):
         if not isinstance(event, RequestEnded):
             return
         end = time.time_ns()
         start = end - round(event.wall_s * 1e9)
-        # The event does not say whether it was a chat: a completion is what all of them are.
         span = self.tracer.start_span(
-            f"text_completion {self.model}".strip(),
+            f"{operation(event)} {event.model}".strip(),
             kind=trace.SpanKind.SERVER,
             start_time=start,
-            attributes=attributes(event, self.model),
+            attributes=attributes(event),
         )
         if event.ttft_s is not None:
             span.add_event("first token", timestamp=start + round(event.ttft_s * 1e9))
@@ -56,11 +54,17 @@ class Otel:
         span.end(end)
 
 
-def attributes(event, model):
+def operation(event):
+    return "chat" if event.endpoint == "chat" else "text_completion"
+
+
+def attributes(event):
     found = {
-        "gen_ai.operation.name": "text_completion",
+        "gen_ai.operation.name": operation(event),
         "gen_ai.provider.name": "headrace",
-        "gen_ai.request.model": model or None,
+        "gen_ai.request.model": event.model or None,
+        "gen_ai.response.model": event.model or None,
+        "headrace.tenant": event.tenant or None,
         "gen_ai.request.choice.count": event.n if event.n != 1 else None,
         "gen_ai.request.max_tokens": event.max_tokens,
         "gen_ai.response.id": event.id,

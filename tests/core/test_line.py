@@ -21,7 +21,7 @@ from headrace.hooks.errors import (
     TimedOut,
     Unavailable,
 )
-from headrace.hooks.messages import ChatPrompt, TokenPrompt
+from headrace.hooks.messages import ChatPrompt, TextPrompt, TokenPrompt
 from headrace.hooks.protocols import RequestEnded
 from headrace.hooks.settings import Settings
 from tests.fakes import (
@@ -403,8 +403,16 @@ async def test_observers_hear_what_a_request_asked_and_why_its_choices_ended(aut
         nursery.start_soon(engine.run)
         await engine.ready.wait()
         await ask(engine, range(3), {"max_tokens": 5, "n": 2, "ignore_eos": True})
+        for prompt in (ChatPrompt(messages=({"role": "user", "content": "Hi"},)), TextPrompt(text="Hi")):
+            engine.close(engine.request(prompt, {}, tenant="app"), status=499)
+        name = engine.info.name if engine.info else ""
         await engine.drain(1)
-    assert [(event.finish, event.n, event.max_tokens) for event in heard] == [(("length", "length"), 2, 5)]
+    assert (heard[0].finish, heard[0].n, heard[0].max_tokens) == (("length", "length"), 2, 5)
+    assert [(event.endpoint, event.model, event.tenant) for event in heard] == [
+        ("completion", name, ""),
+        ("chat", name, "app"),
+        ("completion", name, "app"),
+    ]
 
 
 @pytest.mark.parametrize("seed", range(4))

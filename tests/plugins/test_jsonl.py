@@ -23,6 +23,9 @@ def ended(id):
         wall_s=0.5,
         ttft_s=None,
         status=200,
+        endpoint="chat",
+        model="tiny",
+        tenant="app",
     )
 
 
@@ -46,6 +49,7 @@ def test_ends_of_requests_are_written_and_steps_only_where_asked_for(tmp_path):
         written = lines(tmp_path / name)
         assert [line["event"] for line in written] == expected
         assert (written[-1]["id"], written[-1]["states"], written[-1]["ttft_s"]) == ("r-1", {"decode": 0.5}, None)
+        assert [written[-1][name] for name in ("endpoint", "model", "tenant")] == ["chat", "tiny", "app"]
         assert "dropped" not in written[-1]
 
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.hooks.config import Line
 from headrace.hooks.protocols import RequestEnded, StepDone, TokensDelivered
 from headrace.server import vllm_metrics
-from headrace.server.metrics import METRICS, Histogram, Metrics, documentation
+from headrace.server.metrics import MAX_TENANTS, METRICS, OTHERS, Histogram, Metrics, documentation
 from headrace.server.vllm_metrics import VLLM
 from tests.server.fake_engine import INFO
 from tests.server.wire import post
@@ -67,6 +67,7 @@ def ended(**changes: object) -> RequestEnded:
         "ttft_s": 0.7,
         "status": 200,
         "max_tokens": 16,
+        "endpoint": "chat",
     }
     return RequestEnded(**{**fields, **changes})
 
@@ -81,15 +82,35 @@ def samples(metrics: Metrics, engine) -> dict[str, float]:
     return found
 
 
-async def test_ended_requests_are_counted_by_status_and_timed_by_state(engine):
+async def test_ended_requests_are_counted_by_what_and_how_and_timed_by_state(engine):
     metrics = Metrics()
     metrics.on(ended())
     metrics.on(ended(status=499, ttft_s=None))
     found = samples(metrics, engine)
-    assert found["headrace_requests_total{status=200}"] == found["headrace_requests_total{status=499}"] == 1
+    for status in (200, 499):
+        assert found[f"headrace_requests_total{{endpoint=chat,status={status}}}"] == 1
     assert found["headrace_request_seconds_sum{}"] == 5.0
     assert found["headrace_time_to_first_token_seconds_count{}"] == 1
     assert found["headrace_request_state_seconds_sum{state=decode}"] == 4.0
+
+
+async def test_each_key_has_its_requests_and_tokens(engine):
+    metrics = Metrics()
+    for tenant in ("a", "b", "a"):
+        metrics.on(ended(tenant=tenant))
+    found = samples(metrics, engine)
+    assert found["headrace_tenant_requests_total{tenant=a}"] == 2
+    assert found["headrace_tenant_tokens_total{kind=prompt,tenant=a}"] == 40
+    assert found["headrace_tenant_tokens_total{kind=output,tenant=b}"] == 3
+
+
+async def test_any_number_of_keys_has_a_bounded_number_of_labels(engine):
+    metrics = Metrics()
+    for index in range(3 * MAX_TENANTS):
+        metrics.on(ended(tenant=f"key {index}"))
+    found = {name: value for name, value in samples(metrics, engine).items() if "tenant_requests_total" in name}
+    assert len(found) == MAX_TENANTS + 1
+    assert found[f"headrace_tenant_requests_total{{tenant={OTHERS}}}"] == 2 * MAX_TENANTS
 
 
 async def test_gaps_and_steps_are_counted(engine):

@@ -48,6 +48,9 @@ def told(spans, **changes):
         "ttft_s": 0.75,
         "status": 200,
         "max_tokens": 100,
+        "endpoint": "chat",
+        "model": "tiny",
+        "tenant": "app",
     }
     observer = headrace_otel.Otel(Context(), headrace_otel.Options(exporter="global"))
     observer.on(RequestEnded(**event | changes))
@@ -57,6 +60,9 @@ def told(spans, **changes):
 
 def test_a_request_becomes_a_span_with_the_names_of_the_convention(spans):
     span = told(spans)
+    assert (span.name, span.attributes["gen_ai.operation.name"]) == ("chat tiny", "chat")
+    assert span.attributes["gen_ai.request.model"] == span.attributes["gen_ai.response.model"] == "tiny"
+    assert span.attributes["headrace.tenant"] == "app"
     assert span.attributes["gen_ai.usage.input_tokens"] == 12
     assert span.attributes["gen_ai.usage.output_tokens"] == 7
     assert span.attributes["gen_ai.response.id"] == "chatcmpl-1"
@@ -66,6 +72,12 @@ def test_a_request_becomes_a_span_with_the_names_of_the_convention(spans):
     assert span.end_time - span.start_time == 2_000_000_000
     assert [(event.name, event.timestamp - span.start_time) for event in span.events] == [("first token", 750_000_000)]
     assert span.status.is_unset
+
+
+def test_what_is_not_known_is_left_out(spans):
+    span = told(spans, endpoint="completion", model="", tenant="")
+    assert (span.name, span.attributes["gen_ai.operation.name"]) == ("text_completion", "text_completion")
+    assert not {"gen_ai.request.model", "gen_ai.response.model", "headrace.tenant"} & set(span.attributes)
 
 
 def test_names_are_those_that_the_package_of_the_convention_has(spans):
