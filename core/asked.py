@@ -12,10 +12,16 @@ from msgspec import Struct
 from ..hooks.decode import convert
 from ..hooks.errors import BadRequest
 from ..hooks.messages import ChatPrompt, TextPrompt, TokenPrompt
-from ..hooks.params import ALIASES, SamplingParams
+from ..hooks.params import ALIASES, Extension, SamplingParams
 from ..hooks.stack import Stack
 
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
+
+
+class _Extended(Struct, frozen=True):
+    """So that an error's place begins with the field's name."""
+
+    headrace: Extension
 
 
 def settle(asked: Mapping[str, object], extra: Mapping[str, Mapping[str, object]]) -> SamplingParams:
@@ -36,6 +42,19 @@ def settle(asked: Mapping[str, object], extra: Mapping[str, Mapping[str, object]
     except msgspec.ValidationError as error:
         raise _bad_params(error, words) from error
     return settled
+
+
+def extension(asked: Mapping[str, object]) -> Extension:
+    """What a request's field `headrace` holds.
+
+    Raises:
+        BadRequest: names the field of it at fault.
+    """
+    try:
+        found: _Extended = convert({"headrace": dict(asked)}, _Extended)
+    except msgspec.ValidationError as error:
+        raise _bad_params(error, {}) from error
+    return found.headrace
 
 
 def check_ids(prompt: ChatPrompt | TextPrompt | TokenPrompt, params: SamplingParams, vocab_size: int) -> None:

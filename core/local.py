@@ -22,10 +22,13 @@ import trio
 from ..hooks import config
 from ..hooks.errors import RequestError, Unavailable
 from ..hooks.messages import ChatPrompt, Delta, Request, TextPrompt, TokenPrompt
+from .asked import extension
 from .engine import Engine, Progress
 
 Message = Mapping[str, Any]
 AnyPrompt = ChatPrompt | TextPrompt | TokenPrompt
+Extras = Mapping[str, object]
+"""See `hooks.params.Extension`."""
 
 DRAIN_S: Final = 1.0
 
@@ -87,7 +90,9 @@ def run(engine: Engine, progress: Progress | None = None) -> Iterator[LLM]:
 class LLM:
     """Ask the model, from any thread. Several threads may ask at once and share its steps.
 
-    Keyword arguments of the methods are the fields of `SamplingParams`.
+    Keyword arguments of the methods are the fields of `SamplingParams`, and *headrace*, which holds what a body's field
+    of that name does: `headrace={"logits": {"dry": {"multiplier": 0.8}}, "sampler": {"tau": 3.0}}`. A request waits for
+    a place in the line as long as it takes, unless its `patience_s` says otherwise.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -96,47 +101,53 @@ class LLM:
         self._result: outcome.Outcome[None] | None = None
         self._token: trio.lowlevel.TrioToken | None = None
 
-    def chat(self, messages: str | Sequence[Message], **params: object) -> str:
+    def chat(self, messages: str | Sequence[Message], *, headrace: Extras | None = None, **params: object) -> str:
         """The answer to a conversation, or to one question.
 
         Raises:
             RequestError: what the request ended with.
         """
-        return "".join(self.stream_chat(messages, **params))
+        return "".join(self.stream_chat(messages, headrace=headrace, **params))
 
-    def complete(self, prompt: str | Sequence[int], **params: object) -> str:
+    def complete(self, prompt: str | Sequence[int], *, headrace: Extras | None = None, **params: object) -> str:
         """What follows a text, or token ids.
 
         Raises:
             RequestError: what the request ended with.
         """
-        return "".join(self.stream(prompt, **params))
+        return "".join(self.stream(prompt, headrace=headrace, **params))
 
-    def stream_chat(self, messages: str | Sequence[Message], **params: object) -> Generator[str]:
+    def stream_chat(
+        self, messages: str | Sequence[Message], *, headrace: Extras | None = None, **params: object
+    ) -> Generator[str]:
         """The answer in pieces, as they come. Closing it cancels the request."""
         if isinstance(messages, str):
             messages = ({"role": "user", "content": messages},)
-        return self._pieces(ChatPrompt(messages=tuple(messages)), params)
+        return self._pieces(ChatPrompt(messages=tuple(messages)), params, headrace)
 
-    def stream(self, prompt: str | Sequence[int], **params: object) -> Generator[str]:
+    def stream(
+        self, prompt: str | Sequence[int], *, headrace: Extras | None = None, **params: object
+    ) -> Generator[str]:
         """What follows, in pieces, as they come. Closing it cancels the request."""
         if isinstance(prompt, str):
-            return self._pieces(TextPrompt(text=prompt), params)
-        return self._pieces(TokenPrompt(token_ids=tuple(prompt)), params)
+            return self._pieces(TextPrompt(text=prompt), params, headrace)
+        return self._pieces(TokenPrompt(token_ids=tuple(prompt)), params, headrace)
 
-    def _pieces(self, prompt: AnyPrompt, params: Mapping[str, object]) -> Generator[str]:
-        with closing(self.deltas(prompt, params)) as deltas:
+    def _pieces(self, prompt: AnyPrompt, params: Mapping[str, object], headrace: Extras | None) -> Generator[str]:
+        with closing(self.deltas(prompt, params, headrace)) as deltas:
             for delta in deltas:
                 if delta.text and delta.choice == 0:
                     yield delta.text
 
-    def deltas(self, prompt: AnyPrompt, params: Mapping[str, object]) -> Generator[Delta]:
+    def deltas(
+        self, prompt: AnyPrompt, params: Mapping[str, object], headrace: Extras | None = None
+    ) -> Generator[Delta]:
         """Everything that comes of a request: text of all choices, log-probabilities, usage.
 
         Raises:
             RequestError: what the request ended with.
         """
-        request: Request = self._call(self._begin, prompt, params)
+        request: Request = self._call(self._begin, prompt, params, headrace or {})
         status, reason = 499, None
         try:
             while (delta := self._call(self.engine.receive, request)) is not None:
@@ -148,9 +159,19 @@ class LLM:
         finally:
             self._call(self._end, request, status, reason)
 
-    async def _begin(self, prompt: AnyPrompt, params: Mapping[str, object]) -> Request:
-        # Nobody refuses his own questions: they wait for a place.
-        request = self.engine.request(prompt, params, patience_s=float("inf"))
+    async def _begin(self, prompt: AnyPrompt, params: Mapping[str, object], headrace: Extras) -> Request:
+        asked = extension(headrace)
+        request = self.engine.request(
+            prompt,
+            params,
+            extra=asked.logits,
+            sampler=asked.sampler,
+            stop=asked.stop,
+            priority=asked.priority,
+            timeout_s=asked.allowed_s,
+            # Nobody refuses his own questions: they wait for a place.
+            patience_s=asked.patience_s if "patience_s" in headrace else float("inf"),
+        )
         try:
             await self.engine.submit(request)
         except RequestError as error:

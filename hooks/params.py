@@ -9,7 +9,7 @@ Values enter through `msgspec.convert`, which checks the limits; a constructor c
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct, field
 
@@ -68,6 +68,34 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 GREEDY_BELOW: Final = 1e-5
 """Temperatures under this are greedy: dividing by them would overflow float32."""
+
+
+class Extension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Field `headrace` of a request: what OpenAI's API has no word for.
+
+    Attributes:
+        logits: logits processor → its parameters.
+        sampler: parameters of the server's sampler.
+        stop: stop watcher → its parameters.
+        priority: smaller is served first, where the scheduler policy looks at it.
+        patience_s: how long the request may wait at the door for a place; 0: refused at once.
+        timeout_s, timeout_ms: how long it may take in all.
+    """
+
+    logits: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sampler: dict[str, Any] = field(default_factory=dict)
+    stop: dict[str, dict[str, Any]] = field(default_factory=dict)
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+    patience_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    timeout_s: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    timeout_ms: Annotated[int, Meta(gt=0, le=10**9)] | None = None
+
+    @property
+    def allowed_s(self) -> float | None:
+        """Seconds it may take in all; None: no limit."""
+        limits = (self.timeout_s, None if self.timeout_ms is None else self.timeout_ms / 1000)
+        return min((limit for limit in limits if limit is not None), default=None)
+
 
 ALIASES: Final[dict[str, tuple[str, str]]] = {
     "logit_bias": ("logit-bias", "bias"),

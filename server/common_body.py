@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
-from msgspec import Meta, Struct, field
+from msgspec import Struct
 
 from ..hooks.errors import BadRequest
+from ..hooks.params import Extension
 from .answers import Wanted
 from .errors import bad_body
 
@@ -42,27 +43,6 @@ class StreamOptions(Struct, frozen=True):
 
 class ResponseFormat(Struct, frozen=True):
     type: str
-
-
-class Extension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Field `headrace`: what OpenAI's API has no word for.
-
-    Attributes:
-        logits: logits processor → its parameters.
-        sampler: parameters of the server's sampler.
-        stop: stop watcher → its parameters.
-        priority: smaller is served first, where the scheduler policy looks at it.
-        patience_s: how long the request may wait at the door for a place; 0: refused at once.
-        timeout_s, timeout_ms: how long it may take in all.
-    """
-
-    logits: dict[str, dict[str, Any]] = field(default_factory=dict)
-    sampler: dict[str, Any] = field(default_factory=dict)
-    stop: dict[str, dict[str, Any]] = field(default_factory=dict)
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
-    patience_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
-    timeout_s: Annotated[float, Meta(gt=0, le=1e6)] | None = None
-    timeout_ms: Annotated[int, Meta(gt=0, le=10**9)] | None = None
 
 
 class Sampling(Struct, kw_only=True):

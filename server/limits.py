@@ -122,7 +122,7 @@ def check_nesting(body: bytes, max_nesting: int = MAX_NESTING) -> None:
         raise BadRequest(f"the body must be JSON nested at most {max_nesting} deep")
 
 
-def timeout_s(headers: Mapping[str, str], asked_s: float | None, asked_ms: int | None) -> float | None:
+def timeout_s(headers: Mapping[str, str], asked_s: float | None) -> float | None:
     """Seconds a request may take: the least of what its header and its body allow; None: no limit.
 
     Raises:
@@ -136,8 +136,6 @@ def timeout_s(headers: Mapping[str, str], asked_s: float | None, asked_ms: int |
         except msgspec.ValidationError:
             reason = f"{TIMEOUT_HEADER}: must be a whole number of milliseconds from 1 to 10^9, got {text[:40]!r}"
             raise BadRequest(reason, param=TIMEOUT_HEADER) from None
-    if asked_ms is not None:
-        limits.append(asked_ms / 1000)
     return min(limits, default=None)
 
 

@@ -85,7 +85,7 @@ def starting(
         sampler=extension.sampler,
         stop=extension.stop,
         priority=extension.priority,
-        timeout_s=timeout_s(http.headers, extension.timeout_s, extension.timeout_ms),
+        timeout_s=timeout_s(http.headers, extension.allowed_s),
         patience_s=extension.patience_s,
         tenant=http.scope.get("tenant", ""),
     )

@@ -9,7 +9,8 @@ from msgspec import Meta
 
 from ..hooks.errors import BadRequest
 from ..hooks.messages import ChatPrompt, TextPrompt, TokenPrompt
-from .common_body import INT64_MAX, CommonBody, Extension, Sampling, decode
+from ..hooks.params import Extension
+from .common_body import INT64_MAX, CommonBody, Sampling, decode
 from .conversation import Message
 
 if TYPE_CHECKING:

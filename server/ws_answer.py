@@ -89,7 +89,7 @@ def make_request(engine: Engine, serving: Serving, handshake: HTTPConnection, st
         sampler=extension.sampler,
         stop=extension.stop,
         priority=extension.priority,
-        timeout_s=timeout_s(handshake.headers, extension.timeout_s, extension.timeout_ms),
+        timeout_s=timeout_s(handshake.headers, extension.allowed_s),
         patience_s=extension.patience_s,
         tenant=handshake.scope.get("tenant", ""),
     )

@@ -52,6 +52,44 @@ def test_a_parameter_that_is_not_there_is_named(llm: headrace.LLM) -> None:
         llm.chat("hi", temprature=1)
 
 
+def test_what_a_body_says_under_headrace_a_program_can_say_too(llm: headrace.LLM) -> None:
+    extras = {"logits": {"top-k": {"k": 1}}, "priority": -1, "patience_s": 5, "timeout_ms": 60_000}
+    drawn = [llm.chat("go on", headrace=each, max_tokens=30, seed=3) for each in (extras, None)]
+    assert drawn[0] == llm.chat("go on", **GREEDY) != drawn[1]
+    assert llm.complete("go on", headrace=extras, max_tokens=30) == llm.complete("go on", **GREEDY)
+    pieces = llm.stream("go on", headrace=extras, max_tokens=30)
+    assert "".join(pieces) == "".join(llm.stream("go on", **GREEDY))
+
+
+@pytest.mark.parametrize(
+    ("extras", "param"),
+    [
+        ({"logits": {"no-such": {}}}, "headrace.logits.no-such"),
+        ({"logits": {"top-k": {"q": 1}}}, "headrace.logits.top-k.q"),
+        ({"sampler": {"tau": 3.0}}, "headrace.sampler.tau"),
+        ({"priority": "high"}, "headrace.priority"),
+        ({"patience_s": -1}, "headrace.patience_s"),
+    ],
+)
+def test_extras_that_cannot_be_are_named(llm: headrace.LLM, extras: dict[str, object], param: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        llm.chat("hi", headrace=extras)
+    assert caught.value.param == param
+
+
+def test_a_misspelt_extra_is_an_error(llm: headrace.LLM) -> None:
+    with pytest.raises(BadRequest, match=r"headrace: .*sampelr"):
+        llm.chat("hi", headrace={"sampelr": {}})
+
+
+def test_the_samplers_parameters_reach_it(tiny: Path) -> None:
+    with headrace.open(str(tiny), settings=["line.kv_blocks=256", "sampling.sampler=mirostat"]) as llm:
+        # So little surprise is allowed that only the likeliest token is left.
+        calm = llm.chat("go on", headrace={"sampler": {"tau": 1e-6, "eta": 1e-9}}, max_tokens=20, seed=1)
+        assert calm == llm.chat("go on", temperature=0, max_tokens=20)
+        assert calm != llm.chat("go on", headrace={"sampler": {"tau": 50.0}}, max_tokens=20, seed=1)
+
+
 def test_two_threads_that_ask_at_once_get_what_each_gets_alone(llm: headrace.LLM) -> None:
     prompts = ["one of them", "the other"]
     alone = [llm.complete(prompt, **GREEDY) for prompt in prompts]

@@ -12,7 +12,7 @@ from headrace.core.mailbox import Mailbox
 from headrace.core.timeline import Timeline
 from headrace.hooks.errors import BadRequest
 from headrace.hooks.messages import Request, TokenPrompt
-from headrace.hooks.params import SamplingParams
+from headrace.hooks.params import Extension, SamplingParams
 from headrace.server.limits import check_nesting, timeout_s
 from tests.server.fake_engine import FakeEngine
 from tests.server.site import running
@@ -146,13 +146,14 @@ async def answers(site) -> bool:
 )
 def test_the_shortest_timeout_counts(header, asked_s, asked_ms, seconds):
     headers = {} if header is None else {"x-request-timeout-ms": header}
-    assert timeout_s(headers, asked_s, asked_ms) == seconds
+    asked = Extension(timeout_s=asked_s, timeout_ms=asked_ms)
+    assert timeout_s(headers, asked.allowed_s) == seconds
 
 
 @pytest.mark.parametrize("text", ["0", "-5", "1.5", "soon", "", "inf", "99999999999999"])
 def test_a_timeout_that_is_none_is_refused_by_name(text):
     with pytest.raises(BadRequest, match="x-request-timeout-ms") as caught:
-        timeout_s({"x-request-timeout-ms": text}, None, None)
+        timeout_s({"x-request-timeout-ms": text}, None)
     assert caught.value.param == "x-request-timeout-ms"
 
 
