@@ -14,7 +14,8 @@ import structlog
 from ..hooks.errors import BadRequest, Overloaded, RequestError, RequestFailed
 from ..hooks.messages import ChatPrompt, TextPrompt
 from ..hooks.protocols import ChatTemplate, Rendered, Tokenizer
-from .tokenize import OffLoop, check_bytes
+from .containment import Account
+from .tokenize import OffLoop, charged, check_bytes
 
 T = TypeVar("T")
 
@@ -28,6 +29,7 @@ class Codec:
     """The model's tokenizer and chat template, for anybody's use.
 
     Args:
+        accounts: the tokenizer's, and the template's.
         off_loop: runs a function in a worker thread.
         max_model_len: token ids that are decoded at once, at most.
         max_bytes: a longer text is refused unread, as the line would.
@@ -39,6 +41,7 @@ class Codec:
         tokenizer: Tokenizer,
         template: ChatTemplate,
         *,
+        accounts: tuple[Account, Account],
         off_loop: OffLoop,
         max_model_len: int,
         max_bytes: int,
@@ -46,6 +49,7 @@ class Codec:
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._encoding, self._rendering = accounts
         self._off_loop = off_loop
         self._max_model_len = max_model_len
         self._max_bytes = max_bytes
@@ -70,9 +74,9 @@ class Codec:
             lambda: self._tokenizer.encode(prompt.text, parse_special=prompt.parse_special, add_special=add_special)
         )
 
-    def follow(self, template: ChatTemplate) -> None:
+    def follow(self, template: ChatTemplate, account: Account) -> None:
         """Render with *template* from now on."""
-        self._template = template
+        self._template, self._rendering = template, account
 
     async def decode(self, token_ids: Sequence[int], *, param: str = "tokens") -> str:
         """The text of *token_ids*, control tokens included.
@@ -123,14 +127,15 @@ class Codec:
         for message in prompt.messages:
             check_bytes(str(message.get("content") or ""), self._max_bytes)
         template = self._template
-        return await self._work(lambda: template.render(prompt))
+        return await self._work(lambda: template.render(prompt), self._rendering)
 
-    async def _work(self, function: Callable[[], T]) -> T:
+    async def _work(self, function: Callable[[], T], account: Account | None = None) -> T:
+        """Run *function*, which is the tokenizer's unless *account* is another's."""
         if self._num_texts >= MAX_TEXTS:
             raise Overloaded(f"{MAX_TEXTS} texts are being read already; try again later", retry_after_s=1)
         self._num_texts += 1
         try:
-            return await self._off_loop(function)
+            return await charged(account or self._encoding, self._off_loop, function)
         except RequestError:
             raise
         except Exception as error:

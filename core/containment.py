@@ -116,6 +116,11 @@ class Account:
             said = f"a call must not take longer than {self._slow_call_s:g} s, this one took {seconds:.1f} s"
             self.failed(said, method)
 
+    def spent_apart(self, seconds: float) -> None:
+        """A call has come back that ran beside the loop and beside the steps: it may take as long as it takes."""
+        self.calls += 1
+        self.seconds += seconds
+
     def worked(self, method: str = "") -> None:
         """It did what it is for: the failures before were not in a row with those that may follow."""
         if self._in_a_row and not self._slow:

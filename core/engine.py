@@ -206,6 +206,10 @@ class Engine:
         self._codec = Codec(
             parts.stack.tokenizer.component,
             parts.stack.chat_template.component,
+            accounts=(
+                parts.ledger.account("tokenizer", parts.stack.tokenizer, quarantine=False),
+                parts.ledger.account("chat_template", parts.stack.chat_template, quarantine=False),
+            ),
             off_loop=self._off_loop,
             max_model_len=parts.limits.max_model_len,
             max_bytes=parts.limits.max_model_len * parts.max_token_bytes,
@@ -260,6 +264,7 @@ class Engine:
                         vocab_size=parts.info.vocab_size,
                         workers=TOKENIZE_WORKERS,
                         off_loop=parts.off_loop,
+                        ledger=parts.ledger,
                     )
                 except Exception:
                     if attempt == TOKENIZE_RESTARTS:
@@ -351,7 +356,9 @@ class Engine:
         assert self.info is not None
         old, self._stack, self.defaults = self._stack, stack, defaults
         self.info = msgspec.structs.replace(self.info, fingerprint=stack.fingerprint)
-        self._codec.follow(stack.chat_template.component)
+        template = stack.chat_template
+        account = self._ledger.account("chat_template", template, quarantine=False)
+        self._codec.follow(template.component, account)
         self._planner.follow(stack.policy.component, self._ledger.account("scheduler_policy", stack.policy))
         self._observe_with(stack)
         live = {request.stack.revision: request.stack for request in self._live if request.stack is not None}

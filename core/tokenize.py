@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from functools import partial
+from time import perf_counter
 from typing import Protocol, TypeVar
 
 import structlog
@@ -16,6 +18,7 @@ from ..hooks.errors import BadRequest, ContextTooLong, RequestError, RequestFail
 from ..hooks.messages import ChatPrompt, Delta, Prompt, Request, TextPrompt, TokenPrompt
 from ..hooks.protocols import ChatTemplate, Tokenizer
 from .channel import Inbox, Outbox
+from .containment import Account, Ledger
 from .credits import Credits
 
 T = TypeVar("T")
@@ -30,6 +33,31 @@ class OffLoop(Protocol):
 log = structlog.get_logger()
 
 
+async def charged(account: Account, off_loop: OffLoop, function: Callable[[], T]) -> T:
+    """Run *function*, a plugin's, off the loop, and note what it took there; waiting for a thread is not its fault."""
+    seconds: float | None = None
+
+    def timed() -> T:
+        nonlocal seconds
+        started = perf_counter()
+        try:
+            return function()
+        finally:
+            seconds = perf_counter() - started
+
+    try:
+        return await off_loop(timed)
+    except (RequestError, trio.Cancelled, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # A panic in Rust is no Exception.
+        account.failed(error)
+        raise
+    finally:
+        # Here on the loop, for an account has one writer.
+        if seconds is not None:
+            account.spent_apart(seconds)
+
+
 async def tokenize(
     inbox: Inbox[Request],
     schedule: Outbox[Prompt],
@@ -41,6 +69,7 @@ async def tokenize(
     vocab_size: int,
     workers: int,
     off_loop: OffLoop,
+    ledger: Ledger,
 ) -> None:
     """Turn text into token ids, *workers* requests at a time.
 
@@ -49,6 +78,7 @@ async def tokenize(
         max_token_bytes: bytes of the longest token; a longer text than their product is refused unread.
         vocab_size: rows of the embedding, which a tokenizer may exceed.
         off_loop: runs a function in a worker thread.
+        ledger: where is noted what tokenizers and templates cost.
     """
 
     async def work(inbox: Inbox[Request]) -> None:
@@ -58,7 +88,7 @@ async def tokenize(
                     credits.release(request)
                     continue
                 try:
-                    token_ids = await _token_ids(request, tokenizer, off_loop, max_model_len * max_token_bytes)
+                    token_ids = await _token_ids(request, tokenizer, off_loop, ledger, max_model_len * max_token_bytes)
                     _check_length(len(token_ids), max_model_len)
                     _check_ids(token_ids, vocab_size)
                 except RequestError as error:
@@ -78,23 +108,29 @@ async def tokenize(
             inbox.close()
 
 
-async def _token_ids(request: Request, tokenizer: Tokenizer, off_loop: OffLoop, max_bytes: int) -> array[int]:
-    timeline = request.timeline
+async def _token_ids(
+    request: Request, tokenizer: Tokenizer, off_loop: OffLoop, ledger: Ledger, max_bytes: int
+) -> array[int]:
+    timeline, stack = request.timeline, request.stack
+    assert stack is not None, "a request enters the line resolved"
+    # Nothing could take the place of these two.
+    encoding = ledger.account("tokenizer", stack.tokenizer, quarantine=False)
     match request.prompt:
         case TokenPrompt(token_ids=token_ids):
             return array("i", token_ids)
         case TextPrompt(text=text, parse_special=parse_special):
             check_bytes(text, max_bytes)
             timeline.enter("tokenize")
-            ids = await off_loop(lambda: tokenizer.encode(text, parse_special=parse_special, add_special=True))
+            encode = partial(tokenizer.encode, text, parse_special=parse_special, add_special=True)
+            ids = await charged(encoding, off_loop, encode)
         case ChatPrompt() as chat:
             timeline.enter("template")
-            assert request.stack is not None, "a request enters the line resolved"
-            template: ChatTemplate = request.stack.chat_template.component
-            rendered = await off_loop(lambda: template.render(chat))
+            template: ChatTemplate = stack.chat_template.component
+            rendering = ledger.account("chat_template", stack.chat_template, quarantine=False)
+            rendered = await charged(rendering, off_loop, lambda: template.render(chat))
             check_bytes(rendered.text, max_bytes)
             timeline.enter("tokenize")
-            ids = await off_loop(lambda: tokenizer.encode_rendered(rendered))
+            ids = await charged(encoding, off_loop, lambda: tokenizer.encode_rendered(rendered))
     return ids
 
 

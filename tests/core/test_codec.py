@@ -11,6 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from headrace.core.codec import MAX_TEXTS, Codec
+from headrace.core.containment import Account
 from headrace.hooks.errors import BadRequest, ContextTooLong, Overloaded, RequestFailed
 from headrace.hooks.messages import ChatPrompt, TextPrompt
 from headrace.hooks.protocols import Rendered
@@ -27,10 +28,15 @@ class ShyTemplate(JoinTemplate):
         return Rendered(text=text.replace("9", "\ue000"), stand_ins={"\ue000": "9"})
 
 
-def codec(off_loop: Callable[..., object] = inline) -> Codec:
+def accounts() -> tuple[Account, Account]:
+    return Account("tokenizer", "numbers", "numbers"), Account("chat_template", "shy", "shy")
+
+
+def codec(off_loop: Callable[..., object] = inline, charge: tuple[Account, Account] | None = None) -> Codec:
     return Codec(
         NumberTokenizer(),
         ShyTemplate(),
+        accounts=charge or accounts(),
         off_loop=off_loop,  # type: ignore[arg-type]
         max_model_len=10,
         max_bytes=40,
@@ -45,6 +51,20 @@ def chat(content: str) -> ChatPrompt:
 async def test_a_text_and_a_conversation_become_ids() -> None:
     assert await codec().encode(TextPrompt(text="5 6")) == array("i", [5, 6])
     assert await codec().encode(chat("7 8")) == array("i", [7, 8])
+
+
+async def test_each_call_is_charged_to_whose_it_is() -> None:
+    charge = accounts()
+    asked = codec(charge=charge)
+    await asked.encode(chat("7 8"))
+    assert [account.calls for account in charge] == [1, 1]
+    await asked.decode([5, 6])
+    await asked.render(chat("1"))
+    assert [account.calls for account in charge] == [2, 2]
+    other = Account("chat_template", "other", "other")
+    asked.follow(JoinTemplate(), other)
+    await asked.render(chat("1"))
+    assert [account.calls for account in (*charge, other)] == [2, 2, 1]
 
 
 async def test_ids_become_text_and_pieces() -> None:

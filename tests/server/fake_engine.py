@@ -12,7 +12,7 @@ import trio
 
 from headrace.core.channel import ChannelStatistics
 from headrace.core.codec import Codec
-from headrace.core.containment import PluginCost
+from headrace.core.containment import Account, PluginCost
 from headrace.core.engine import DrainReport, EngineStatistics, ModelInfo
 from headrace.core.mailbox import Mailbox
 from headrace.core.timeline import Timeline
@@ -110,6 +110,7 @@ class FakeEngine:
         self.codec = Codec(
             WordTokenizer(),
             RoleTemplate(),
+            accounts=(Account("tokenizer", "words", "words"), Account("chat_template", "roles", "roles")),
             off_loop=inline,
             max_model_len=INFO.max_model_len,
             max_bytes=1000,

@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from headrace.core.codec import Codec
+from headrace.core.containment import Account
 from headrace.hooks.errors import Overloaded, StartError
 from headrace.server.bench.gauge import WORDS
 from headrace.server.bench.lengths import Fixed, Uniform
@@ -56,7 +57,8 @@ async def test_further_fields_reach_the_server_and_win(site, engine):
 
 async def test_a_server_with_a_tokenizer_is_asked_for_words_of_one_token(site, engine):
     limits = {"max_model_len": 1000, "max_bytes": 10_000, "vocab_size": 1000}
-    engine.codec = Codec(WordTokenizer(), RoleTemplate(), off_loop=inline, **limits)
+    accounts = Account("tokenizer", "words", "words"), Account("chat_template", "roles", "roles")
+    engine.codec = Codec(WordTokenizer(), RoleTemplate(), accounts=accounts, off_loop=inline, **limits)
     report, _ = await bench(site.url)
     assert (report.gauge.source, report.gauge.num_words) == ("tokenize", len(WORDS))
     # Those of the warm-up and of the run.
