@@ -8,6 +8,7 @@ the system: where it is not taken, nothing changes but time.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 from contextlib import suppress
@@ -21,8 +22,9 @@ PAGE: Final = 2 << 20
 SMALL_PAGE: Final = 4096
 MADV_HUGEPAGE: Final = 14
 MADV_POPULATE_WRITE: Final = 23
-REST_S: Final = 0.002
+REST_S: Final = 0.005
 """Between two pages, for the steps want the processor too."""
+NICE: Final = 10
 
 
 def advise(memory: Tensor) -> None:
@@ -37,7 +39,7 @@ class Ahead:
     """Makes the next pages of a KV cache ready, in a thread of its own, while steps run.
 
     Blocks that were never written are taken in ascending order, so what comes next is known: *num_ahead* blocks behind
-    the last that a step named.
+    the last that a step named. The first *num_at_start* are ready when it has been made.
 
     Args:
         start: address of block 0 in layer 0.
@@ -47,7 +49,15 @@ class Ahead:
     """
 
     def __init__(
-        self, start: int, *, apart: int, num_layers: int, block_bytes: int, num_blocks: int, num_ahead: int
+        self,
+        start: int,
+        *,
+        apart: int,
+        num_layers: int,
+        block_bytes: int,
+        num_blocks: int,
+        num_ahead: int,
+        num_at_start: int = 0,
     ) -> None:
         self._start = start
         self._apart = apart
@@ -57,8 +67,11 @@ class Ahead:
         # Block 0 is written when the cache is made, and its page with it.
         self._end = start + num_layers * apart
         self._ready_to = [self._up(start + i * apart + 1) for i in range(num_layers)]
-        self._ready_blocks = 0
-        self._wanted = 0
+        self._wanted = self._ready_blocks = 0
+        self._rest_s = 0.0
+        for _ in range(min(num_at_start, num_blocks)):
+            self._make_ready()
+        self._wanted, self._rest_s = self._ready_blocks, REST_S
         self._more = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -66,7 +79,7 @@ class Ahead:
         """A step is about to use *block*, and others later. Returns at once."""
         if block + self._num_ahead // 2 < self._wanted or self._wanted == self._num_blocks:
             return
-        self._wanted = min(block + self._num_ahead, self._num_blocks)
+        self._wanted = max(self._wanted, min(block + self._num_ahead, self._num_blocks))
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="headrace-pages", daemon=True)
             self._thread.start()
@@ -80,20 +93,23 @@ class Ahead:
             self._thread.join()
 
     def _work(self) -> None:
+        with suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # On Linux, of this thread alone.
         while self._wanted >= 0 and self._ready_blocks < self._num_blocks:
             self._more.wait()
             self._more.clear()
             while self._ready_blocks < self._wanted:
-                self._make_ready(self._ready_blocks)
-                self._ready_blocks += 1
+                self._make_ready()
 
-    def _make_ready(self, block: int) -> None:
+    def _make_ready(self) -> None:
+        """The next block, in all layers."""
+        self._ready_blocks += 1
         for layer, ready_to in enumerate(self._ready_to):
-            end = self._start + layer * self._apart + (block + 1) * self._block_bytes
+            end = self._start + layer * self._apart + self._ready_blocks * self._block_bytes
             if end > ready_to and self._wanted >= 0:
                 self._ready_to[layer] = self._up(end)
                 _madvise(ready_to, self._ready_to[layer] - ready_to, MADV_POPULATE_WRITE)
-                sleep(REST_S)
+                sleep(self._rest_s)
 
     def _up(self, address: int) -> int:
         return min(-(-address // PAGE) * PAGE, self._end // SMALL_PAGE * SMALL_PAGE)

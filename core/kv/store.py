@@ -53,8 +53,12 @@ class KVStore:
         """A view of one layer, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`, contiguous."""
         return self.pool[:, index]
 
-    def ahead(self, num_tokens: int) -> Ahead | None:
-        """What makes memory ready for that many tokens beyond those in use; None where that is not worth a thread."""
+    def ahead(self, num_tokens: int, num_at_start: int = 0) -> Ahead | None:
+        """What makes memory ready for that many tokens beyond those in use; None where that is not worth a thread.
+
+        Args:
+            num_at_start: tokens whose memory is made ready at once.
+        """
         num_blocks, num_layers, _, _, block_size, _ = self.pool.shape
         size = self.pool.element_size()
         if self.memory.device.type != "cpu" or self.pool.stride(1) * size < PAGE:
@@ -66,6 +70,7 @@ class KVStore:
             block_bytes=self.pool.stride(0) * size,
             num_blocks=num_blocks,
             num_ahead=-(-num_tokens // block_size),
+            num_at_start=-(-num_at_start // block_size),
         )
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
@@ -77,8 +82,8 @@ class KVStore:
 def _apart(size: int, num_layers: int, page: int) -> int:
     """From the start of one layer to the next, for layers of *size* numbers.
 
-    Now and then a block reaches a new page in each layer. Were that the same block for all, the system would have to map
-    and clear a page a layer within one step, which is 60 MB for 30 layers; so layers begin at different places of a page.
+    Now and then a block reaches a new page in each layer. Were that the same block for all, the system would have to
+    map and clear a page a layer within one step, 60 MB for 30 layers; so layers begin at different places of a page.
     """
     if size < page:
         return size

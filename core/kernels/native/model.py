@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 from ....hooks import program as p
 from ....hooks.protocols import Attention, Linear
+from ...kv.pages import Ahead
 from ...kv.store import KVStore
 from .. import Batch, Flat, as_arrays, as_tensors
 from ..reference import ReferenceModel
@@ -27,6 +28,9 @@ from .pages import gather
 
 TOKENS_AHEAD: Final = 2048
 """Whose memory is made ready before they come: a long prompt, and those beside it."""
+TOKENS_AT_START: Final = 8192
+BYTES_AT_START: Final = 256 << 20
+"""Memory of the KV cache that is made ready while the model starts: so many tokens, if that is not more than this."""
 SPIN: Final = 4000
 """Looks at the counter, some 30 ns each, before an idle thread sleeps."""
 MORE_ROWS: Final = 64
@@ -77,7 +81,7 @@ class NativeModel:
         self._turns = _Turns(self.lowered.turns)
         self._cache = _cache(store, program, native_cache)
         gather(self.lowered.matrices)
-        self._ahead = store.ahead(TOKENS_AHEAD) if native_cache else None
+        self._ahead = _ahead(store) if native_cache else None
         self._ops = (abi.Op * len(self.lowered.ops))(*self.lowered.ops)
         self._matrices = _matrices(self.lowered)
         self._c_program = self._describe()
@@ -313,6 +317,13 @@ def _cache(store: KVStore, program: p.Program, native: bool) -> abi.Cache:
     return abi.Cache(
         pool.data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2), block_size * head_dim, block_size, 0
     )
+
+
+def _ahead(store: KVStore) -> Ahead | None:
+    num_blocks, block_size = store.pool.shape[0], store.pool.shape[4]
+    bytes_per_token = store.memory.nbytes // (num_blocks * block_size)
+    at_start = min(TOKENS_AT_START, BYTES_AT_START // bytes_per_token, num_blocks * block_size // 4)
+    return store.ahead(TOKENS_AHEAD, at_start)
 
 
 def _expert_names(program: p.Program) -> list[str]:

@@ -108,10 +108,13 @@ def dequantize(packed: Packed) -> Tensor:
     four = packed.storage is Storage.Q4
     blocks, groups = len(packed.data), packed.k // GROUP
     if four:
-        quads, rest = packed.data.view(blocks, groups, -1).split((256, 64), -1)
+        whole = packed.data.view(blocks, groups, -1)
+        quads, rest = whole[..., :256], whole[..., 256:]
     else:
-        pairs = packed.data.view(blocks, -1, 1088).split((64, 1024), -1)
-        rest, quads = (part.reshape(blocks, -1, part.shape[-1] // 2)[:, :groups] for part in pairs)
+        pairs = packed.data.view(blocks, -1, 1088)
+        rest, quads = (
+            part.reshape(blocks, -1, part.shape[-1] // 2)[:, :groups] for part in (pairs[..., :64], pairs[..., 64:])
+        )
     numbers = rest.contiguous().view(torch.float16).float()
     values = quads.reshape(blocks, groups, -1, LANES, 4).permute(0, 3, 1, 2, 4).reshape(blocks, LANES, groups, -1)
     if four:
@@ -119,8 +122,8 @@ def dequantize(packed: Packed) -> Tensor:
     scales = numbers[..., :LANES]
     offsets = numbers[..., LANES:] if four else scales * -128
     scales, offsets = (x.transpose(1, 2)[..., None] for x in (scales, offsets))
-    whole: Tensor = (values.float() * scales + offsets).reshape(blocks * LANES, -1)
-    return whole[: packed.n].contiguous()
+    numbers = (values.float() * scales + offsets).reshape(blocks * LANES, -1)
+    return numbers[: packed.n].contiguous()
 
 
 def _lanes(x: Tensor) -> Tensor:

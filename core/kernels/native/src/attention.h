@@ -16,17 +16,22 @@ struct Tile {
   int columns, num_keys, hd;
 };
 
-// Has on its way what attention reads next, a bit with each feature: it is nowhere the processor would guess.
+// Have on its way what attention reads next, a bit with each feature of the keys and each key of the values, so that memory
+// has something to do all the while: it is nowhere the processor would guess.
 template <int C>
-struct Next {
-  const uint16_t *keys[C], *values[C];
+struct NextKeys {
+  const uint16_t* keys[C];
   int64_t key_stride;
-  inline void operator()(int i) const {
+  inline void operator()(int feature) const {
 #pragma GCC unroll 4
-    for (int c = 0; c < C; c++) {
-      fetch(keys[c] + i * key_stride);
-      fetch(values[c] + 16 * i);
-    }
+    for (int c = 0; c < C; c++) fetch(keys[c] + feature * key_stride);
+  }
+};
+struct NextValues {
+  const uint16_t* values;
+  int hd;
+  inline void operator()(int key) const {
+    for (int i = 0; i < hd; i += 32) fetch(values + key * hd + i);
   }
 };
 
@@ -44,9 +49,9 @@ static inline void scores_of(const Tile<typename S::T>& t, const Tile<uint16_t>*
     for (int r = 0; r < R; r++) acc[c][r] = zero();
   const int64_t apart = C > 1 ? t.keys[column + C - 1] - t.keys[column] : 0;
   if (next && column + C <= next->columns) {
-    Next<C> each;
+    NextKeys<C> each;
     each.key_stride = next->key_stride;
-    for (int c = 0; c < C; c++) each.keys[c] = next->keys[column + c], each.values[c] = next->values[column + c];
+    for (int c = 0; c < C; c++) each.keys[c] = next->keys[column + c];
     dot_float<S, R, C>(t.keys[column], t.key_stride, apart, t.hd, q, t.hd, acc, each);
   } else {
     dot_float<S, R, C>(t.keys[column], t.key_stride, apart, t.hd, q, t.hd, acc, Nothing{});
@@ -57,12 +62,20 @@ static inline void scores_of(const Tile<typename S::T>& t, const Tile<uint16_t>*
 
 // 16 C features of R rows, over the keys in ascending order.
 template <class S, int R, int C>
-static inline void values_of(const Tile<typename S::T>& t, int feature, const float* p, float* o) {
+static inline void values_of(const Tile<typename S::T>& t, const Tile<uint16_t>* next, int feature, const float* p, float* o) {
   V acc[C][R];
   for (int c = 0; c < C; c++)
     for (int r = 0; r < R; r++) acc[c][r] = load(o + r * t.hd + feature + 16 * c);
-  for (int column = 0; column < t.columns; column++)
-    dot_float<S, R, C>(t.values[column] + feature, t.hd, 16, std::min(16, t.num_keys - 16 * column), p + 16 * column, KEYS, acc, Nothing{});
+  for (int column = 0; column < t.columns; column++) {
+    const auto* values = t.values[column] + feature;
+    const int seen = std::min(16, t.num_keys - 16 * column);
+    if (next && column < next->columns) {
+      NextValues each{next->values[column], t.hd};
+      dot_float<S, R, C>(values, t.hd, 16, seen, p + 16 * column, KEYS, acc, each);
+    } else {
+      dot_float<S, R, C>(values, t.hd, 16, seen, p + 16 * column, KEYS, acc, Nothing{});
+    }
+  }
   for (int c = 0; c < C; c++)
     for (int r = 0; r < R; r++) store(o + r * t.hd + feature + 16 * c, acc[c][r]);
 }
@@ -77,11 +90,13 @@ static void scores_of_rows(const Tile<typename S::T>& t, const Tile<uint16_t>* n
 }
 
 template <class S, int R>
-static void values_of_rows(const Tile<typename S::T>& t, Gathered& g, int r) {
+static void values_of_rows(const Tile<typename S::T>& t, const Tile<uint16_t>* next, Gathered& g, int r) {
   constexpr int C = 2 * COLUMNS;
+  const float* p = g.s + r * KEYS;
+  float* o = g.o + r * t.hd;
   int i = 0;
-  for (; COLUMNS > 1 && i + 16 * C <= t.hd; i += 16 * C) values_of<S, R, C>(t, i, g.s + r * KEYS, g.o + r * t.hd);
-  for (; i < t.hd; i += 16) values_of<S, R, 1>(t, i, g.s + r * KEYS, g.o + r * t.hd);
+  for (; COLUMNS > 1 && i + 16 * C <= t.hd; i += 16 * C) values_of<S, R, C>(t, i == 0 ? next : nullptr, i, p, o);
+  for (; i < t.hd; i += 16) values_of<S, R, 1>(t, i == 0 ? next : nullptr, i, p, o);
 }
 
 #define HR_BY_ROWS(call, n)               \
@@ -161,7 +176,7 @@ static void attend_tile(const Run& run, const HrOp& op, const Unit& unit, int ti
       for (int i = 0; i < t.hd; i += 16) store(g.o + r * t.hd + i, mul(load(g.o + r * t.hd + i), set1(again)));
   }
   if (!any) return;
-#define HR_VALUES(R) values_of_rows<S, R>(t, g, r)
+#define HR_VALUES(R) values_of_rows<S, R>(t, r == 0 ? next : nullptr, g, r)
   HR_BY_ROWS(HR_VALUES, g.n);
 #undef HR_VALUES
 }

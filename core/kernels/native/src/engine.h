@@ -12,6 +12,7 @@ struct Run {
   const Unit* units;
   const int32_t* row_seq;  // the sequence of each row
   int32_t heads_together;  // KV heads that an item of attention takes
+  int32_t threads;         // of which each takes about every so many-th item
 };
 
 // Items [first, end) of an operation: rows, blocks of outputs, or attention units times KV heads.

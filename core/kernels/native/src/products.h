@@ -78,13 +78,15 @@ static inline void scaled(const V* sums, V wd, V wm, const float* s, int64_t ss,
 }
 
 // The rows of a product's integers: the first row's, each row further on by xs bytes, its scales by ss floats. `ahead`: how
-// much further on weights lie that are wanted next, 0 where they are on their way.
+// much further on weights lie that are wanted next, 0 where none are. Of these a pass over the rows asks for one group in
+// `passes`, beginning with the `pass`-th, so that memory has something to do all the while.
 struct Integers {
   const int8_t* x;
   int64_t xs;
   const float* s;
   int64_t ss;
   int64_t ahead;
+  int pass, passes;
 };
 
 template <int LINES, int C>
@@ -103,9 +105,10 @@ static inline void dot_q4(const uint8_t* w, const uint8_t* opened, int groups, c
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
     for (int r = 0; r < R; r++) acc[c][r] = zero();
+  int turn = in.pass;
   for (int g = 0; g < groups; g++, w += Q4_BYTES) {
     D d[C][R];
-    fetch_group<5, C>(w, ws, in.ahead);
+    if (--turn < 0) fetch_group<5, C>(w, ws, in.ahead), turn = in.passes - 1;
     if (OPENS && opened) dot_group<Opened, R, C>(opened + g * 512, os, in.x + g * GROUP, in.xs, d);
     else dot_group<Nibbles, R, C>(w, ws, in.x + g * GROUP, in.xs, d);
 #pragma GCC unroll 4
@@ -155,9 +158,10 @@ static inline void dot_q8(const uint8_t* w, const uint8_t* opened, int groups, c
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
     for (int r = 0; r < R; r++) acc[c][r] = zero();
+  int turn = in.pass;
   for (int g = 0; g < groups; g++) {
     V sums[C][R];
-    fetch_group<9, C>(w + q8_at(g), ws, in.ahead);
+    if (--turn < 0) fetch_group<9, C>(w + q8_at(g), ws, in.ahead), turn = in.passes - 1;
     sums_q8<R, C>(w + q8_at(g), ws, opened ? opened + g * 512 * PLANES : nullptr, os, in.x + g * GROUP, in.xs, sums);
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) {
@@ -227,11 +231,11 @@ struct Nothing {
 
 template <int R, int C>
 static inline void dot_blocks(const HrMatrix& m, int block, const uint8_t* opened, const float* x, int64_t xs,
-                              const HrInts* ints, int row, bool ahead, V (*acc)[R]) {
+                              const HrInts* ints, int row, int rows, int next, V (*acc)[R]) {
   int groups = (m.k + GROUP - 1) / GROUP;
   if (m.storage == HR_Q4 || m.storage == HR_Q8) {
     Integers in{ints->q + row * ints->stride, ints->stride, ints->scales + row * (ints->stride / 16), ints->stride / 16,
-                ahead ? C * block_bytes(m.storage, groups) : 0};
+                (next - block) * block_bytes(m.storage, groups), row / 4, (rows + 3) / 4};
     const uint8_t* w = (const uint8_t*)m.data + block * block_bytes(m.storage, groups);
     if (m.storage == HR_Q4) dot_q4<R, C>(w, opened, groups, in, acc);
     else dot_q8<R, C>(w, opened, groups, in, acc);
@@ -286,15 +290,23 @@ struct Product {
   const HrMatrix& m;
   const HrInts* ints;
   Operand a, residual;
-  int end;                // of the blocks that one thread takes
+  int rows;
+  int end, follows;       // of the blocks of this item, and where the thread's next item may begin
   uint8_t* opened;        // 4 blocks, or null
   int64_t opened_stride;  // bytes of one
+  // Where the next unit, or C blocks, will be wanted from.
+  template <int C>
+  inline int after(int block) const {
+    int step = m.gated ? 4 : C, next = block + step;
+    if (next >= end) next = follows + (m.gated ? block % 4 : 0);
+    return next + C <= (m.n + 15) / 16 ? next : block;
+  }
 };
 
 template <int R, int C>
 static inline void dot_rows(const Product& p, int block, int which, int row, V (*acc)[R]) {
   const uint8_t* opened = p.opened ? p.opened + which * p.opened_stride : nullptr;
-  dot_blocks<R, C>(p.m, block, opened, p.a.base ? p.a.row(row) : nullptr, p.a.stride, p.ints, row, row == 0 && R > 1 && block + C < p.end, acc);
+  dot_blocks<R, C>(p.m, block, opened, p.a.base ? p.a.row(row) : nullptr, p.a.stride, p.ints, row, p.rows, p.rows > 1 ? p.after<C>(block) : block, acc);
 }
 
 template <int R, int C>
@@ -373,7 +385,8 @@ static void matmul(const Run& run, const HrOp& op, int first, int end, int rows,
   const HrInts* ints = op.qin >= 0 ? &run.program->ints[op.qin] : nullptr;
   const int groups = (m.k + GROUP - 1) / GROUP, blocks = m.gated ? 4 : 1;
   const bool opens = OPENS && rows >= MANY && (m.storage == HR_Q4 || (m.storage == HR_Q8 && hr_planes));
-  Product p{run, op, m, ints, operand(run, op, op.a), operand(run, op, op.b), end * blocks, opens ? (uint8_t*)scratch : nullptr,
+  Product p{run, op, m, ints, operand(run, op, op.a), operand(run, op, op.b), rows, end * blocks,
+            (first + (end - first) * run.threads) * blocks, opens ? (uint8_t*)scratch : nullptr,
             (int64_t)groups * 512 * (m.storage == HR_Q8 ? 2 : 1)};
   int at = first;
   for (; COLUMNS > 1 && rows >= 4 && !m.gated && at + COLUMNS <= end; at += COLUMNS) all_rows<COLUMNS>(p, at, rows);
