@@ -562,14 +562,21 @@ class Planner:
         """Keep the seconds that a token takes, and a step besides, for the budget beside running streams."""
         num_tokens = sum(row.row.num_tokens for row in sampled.rows)
         if num_tokens and self._token_s is not None and all(row.row.decode for row in sampled.rows):
-            self._step_s = _follow(self._step_s, max(0.0, sampled.forward_s - num_tokens * self._token_s))
+            # Readers are used to what undisturbed steps take.
+            seen = max(0.0, sampled.forward_s - num_tokens * self._token_s)
+            self._step_s = _follow(self._step_s, seen, rising=0.05)
         elif num_tokens >= self.pool.block_size:
             besides = min(self._step_s or 0.0, 0.9 * sampled.forward_s)
             self._token_s = _follow(self._token_s, (sampled.forward_s - besides) / num_tokens)
 
 
-def _follow(known: float | None, seen: float) -> float:
-    """A running mean that no single step throws far off: a machine that did something else for a moment is not slow."""
+def _follow(known: float | None, seen: float, *, rising: float = 0.3) -> float:
+    """A running mean that no single step throws far off: a machine that did something else for a moment is not slow.
+
+    Args:
+        rising: the weight of *seen* where it is more than what was known.
+    """
     if not known:
         return seen
-    return 0.7 * known + 0.3 * min(max(seen, known / 2), 2 * known)
+    weight = rising if seen > known else 0.3
+    return (1 - weight) * known + weight * min(max(seen, known / 2), 2 * known)
