@@ -229,10 +229,10 @@ static void finish_queries(const Run& run, const HrOp& op, const Unit& unit, int
   }
 }
 
-// Rows [first, end) of a sequence under KV heads [first_head, end_head). Tiles of keys come in ascending order. following: the
-// unit that the same thread takes next under the same heads, or null.
-static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, const Unit* following, int first_head, int end_head,
-                        float* scratch) {
+// Rows [first, end) of a sequence under KV heads [first_head, end_head). Tiles of keys come in ascending order. following: what
+// the same thread reads after it.
+static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int first_head, int end_head,
+                        const Tile<uint16_t>& following, float* scratch) {
   const HrStep& step = *run.step;
   const int hd = op.inner, heads = op.heads / op.kv_heads, n = (unit.end - unit.first) * heads, all = n * (end_head - first_head);
   float top[QUERIES], total[QUERIES * 16];
@@ -256,7 +256,7 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, const 
       Tile<uint16_t> t = cached_tile(run, op, unit, h, tile, std::min(KEYS, to - tile)), next{};
       if (h + 1 < end_head) next = cached_tile(run, op, unit, h + 1, tile, t.num_keys);
       else if (tile + KEYS < to) next = cached_tile(run, op, unit, first_head, tile + KEYS, std::min(KEYS, to - tile - KEYS));
-      else if (following) next = opening_tile(run, op, *following, first_head);
+      else next = following;
       if (n >= MANY_QUERIES) attend_tile<Floats>(run, op, unit, tile, converted(t, floats), nullptr, g);
       else attend_tile<Half>(run, op, unit, tile, t, &next, g);
     }
@@ -266,6 +266,16 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, const 
     Gathered g{n, q + at * hd, o + at * hd, s, top + at, total + 16 * at};
     finish_queries(run, op, unit, h, g);
   }
+}
+
+// An item is a unit under some KV heads. next_item: the one that the same thread is likely to take next, or beyond the last.
+static void attend_item(const Run& run, const HrOp& op, int item, int next_item, float* scratch) {
+  const int together = run.heads_together, parts = op.kv_heads / together;
+  Tile<uint16_t> following{};
+  if (next_item < run.num_units * parts)
+    following = opening_tile(run, op, run.units[next_item / parts], next_item % parts * together);
+  const int head = item % parts * together;
+  attend_unit(run, op, run.units[item / parts], head, head + together, following, scratch);
 }
 
 }  // namespace HR_ISA

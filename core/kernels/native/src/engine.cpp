@@ -134,7 +134,7 @@ void hr_run(void* engine, const HrStep* step, int32_t first, int32_t end) {
     e.sizes[(size_t)i] = size;
     e.counts[(size_t)i] = (total + size - 1) / size;
   }
-  Run run{&e.program, step, e.units.data(), e.row_seq.data(), e.heads_together, e.team.size()};
+  Run run{&e.program, step, e.units.data(), (int32_t)e.units.size(), e.row_seq.data(), e.heads_together, e.team.size()};
   e.team.run(n, e.counts.data(), [&](int i, int item, int thread) {
     int size = e.sizes[(size_t)i], from = item * size;
     e.dialect->tile(run, ops[first + i], from, std::min(from + size, e.totals[(size_t)i]), e.scratch[(size_t)thread].data());

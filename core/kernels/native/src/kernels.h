@@ -12,11 +12,7 @@ static void tile(const Run& run, const HrOp& op, int first, int end, float* scra
     case HR_ROTATE: return rotate(run, op, first, end);
     case HR_STORE: return store_kv(run, op, first, end);
     case HR_ATTEND:
-      for (int i = first; i < end; i++) {
-        int parts = op.kv_heads / run.heads_together, h = i % parts * run.heads_together;
-        const Unit* following = parts == 1 && i + 1 < end ? &run.units[i + 1] : nullptr;
-        attend_unit(run, op, run.units[i / parts], following, h, h + run.heads_together, scratch);
-      }
+      for (int i = first; i < end; i++) attend_item(run, op, i, i + 1 < end ? i + 1 : first + (end - first) * run.threads, scratch);
       return;
     default: return rows(run, op, first, end, scratch);
   }
