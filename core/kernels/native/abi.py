@@ -9,7 +9,7 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
-VERSION = 2
+VERSION = 3
 LIBRARY = Path(os.environ.get("HEADRACE_KERNELS") or Path(__file__).with_name("_headrace.so"))
 """The environment may name another build, such as one with sanitizers."""
 

@@ -258,7 +258,7 @@ class _Memory:
 
 
 class _IntMemory:
-    """Integer buffers: `[rows, width]` int8 and a (scale, scaled sum) for each group of 32."""
+    """Integer buffers: `[rows, width]` int8 and three floats for each group of 32."""
 
     def __init__(self, spaces: list[Space]) -> None:
         self._spaces = spaces
@@ -269,7 +269,7 @@ class _IntMemory:
         for i, space in enumerate(self._spaces):
             if space.domain is domain:
                 q = torch.zeros(rows, space.width, dtype=torch.int8)
-                scales = torch.zeros(rows, space.width // 16)
+                scales = torch.zeros(rows, space.width // 32 * 3)
                 self._kept[i] = q, scales
                 self.structs[i] = abi.Ints(q.data_ptr(), scales.data_ptr(), space.width)
 

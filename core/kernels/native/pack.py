@@ -105,9 +105,15 @@ def dequantize(packed: Packed) -> Tensor:
     """`[n, k]` float32."""
     if not packed.integers:
         return packed.data.float().transpose(1, 2).reshape(-1, packed.k)[: packed.n].contiguous()
-    four = packed.storage is Storage.Q4
+    values, scales, offsets = _groups(packed)
+    weights = (values.float() * scales + offsets).reshape(len(values) * LANES, -1)
+    return weights[: packed.n].contiguous()
+
+
+def _groups(packed: Packed) -> tuple[Tensor, Tensor, Tensor]:
+    """Numbers `[num_blocks, 16, groups, 32]` uint8, scales and offsets `[num_blocks, 16, groups, 1]` float32."""
     blocks, groups = len(packed.data), packed.k // GROUP
-    if four:
+    if four := packed.storage is Storage.Q4:
         whole = packed.data.view(blocks, groups, -1)
         quads, rest = whole[..., :256], whole[..., 256:]
     else:
@@ -121,9 +127,7 @@ def dequantize(packed: Packed) -> Tensor:
         values = torch.cat((values & 15, values >> 4), -1)
     scales = numbers[..., :LANES]
     offsets = numbers[..., LANES:] if four else scales * -128
-    scales, offsets = (x.transpose(1, 2)[..., None] for x in (scales, offsets))
-    numbers = (values.float() * scales + offsets).reshape(blocks * LANES, -1)
-    return numbers[: packed.n].contiguous()
+    return values, scales.transpose(1, 2)[..., None], offsets.transpose(1, 2)[..., None]
 
 
 def _lanes(x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define HR_ABI 2
+#define HR_ABI 3
 
 enum HrKind : int32_t {
   HR_EMBED,     // out = row tokens[t] of matrix
@@ -68,7 +68,7 @@ struct HrBuffer {
 
 struct HrInts {
   int8_t* q;       // [rows, stride]
-  float* scales;   // [rows, stride / 32, 2]: scale, and scale times the sum of the group's integers
+  float* scales;   // [rows, stride / 32, 3]: see PER_GROUP
   int64_t stride;  // bytes a row, a multiple of 32
 };
 

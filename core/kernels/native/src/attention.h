@@ -224,7 +224,7 @@ static void finish_queries(const Run& run, const HrOp& op, const Unit& unit, int
     if (op.out.buf >= 0) std::memcpy(output(run, op.out, row) + column, o, (size_t)hd * 4);
     if (op.qout >= 0) {
       const HrInts& out = run.program->ints[op.qout];
-      quantize_row(o, hd, out.q + row * out.stride + column, out.scales + row * (out.stride / 16) + column / 16, hd);
+      quantize_row(o, hd, out.q + row * out.stride + column, scales_of(out, row) + column / GROUP * PER_GROUP, hd);
     }
   }
 }

@@ -17,6 +17,11 @@ static inline void store_or_part(float* p, V v, int n) {
   else store_n(p, v, n);
 }
 
+// Floats that a group of integers has with it: its scale, that times the sum of the integers, and -128 times this.
+constexpr int PER_GROUP = 3;
+
+static inline float* scales_of(const HrInts& ints, int64_t row) { return ints.scales + row * (ints.stride / GROUP * PER_GROUP); }
+
 // One group of 32 as integers -127 ... 127 times a scale. `x` may end early: the rest counts as 0.
 static inline void quantize_group(const float* x, int n, int8_t* q, float* scale) {
   V a, b = zero();
@@ -32,14 +37,16 @@ static inline void quantize_group(const float* x, int n, int8_t* q, float* scale
   store_bytes(q, ia);
   store_bytes(q + 16, ib);
   float s = any(bad) ? NAN : top / 127.0f;
+  float total = s * sum(add(to_float(ia), to_float(ib)));
   scale[0] = s;
-  scale[1] = s * sum(add(to_float(ia), to_float(ib)));
+  scale[1] = total;
+  scale[2] = -128.0f * total;
 }
 
 static void quantize_row(const float* x, int width, int8_t* q, float* scales, int64_t stride) {
   for (int g = 0; g < stride / GROUP; g++) {
     int left = width - g * GROUP;
-    if (left > 0) quantize_group(x + g * GROUP, left, q + g * GROUP, scales + 2 * g);
+    if (left > 0) quantize_group(x + g * GROUP, left, q + g * GROUP, scales + PER_GROUP * g);
   }
 }
 

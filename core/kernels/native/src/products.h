@@ -67,14 +67,20 @@ static inline void dot_group(const uint8_t* w, int64_t ws, const int8_t* x, int6
   dot_quad<W, 3, R, C>(w, ws, x, xs, d), dot_quad<W, 7, R, C>(w, ws, x, xs, d);
 }
 
-// acc += scale * sum + offset * (sum of the activations), in this order for every kernel.
+// What a group adds, in this order for every kernel. s: the floats with the group's integers. 4-bit weights, d n + m:
 template <int R>
-static inline void scaled(const V* sums, V wd, V wm, const float* s, int64_t ss, V* acc) {
+static inline void add_q4(const V* sums, V wd, V wm, const float* s, int64_t ss, V* acc) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
     acc[r] = fma(sums[r], mul(wd, set1(s[r * ss])), acc[r]);
     acc[r] = fma(wm, set1(s[r * ss + 1]), acc[r]);
   }
+}
+// 8-bit weights, d (n - 128):
+template <int R>
+static inline void add_q8(const V* sums, V wd, const float* s, int64_t ss, V* acc) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) acc[r] = fma(fma(sums[r], set1(s[r * ss]), set1(s[r * ss + 2])), wd, acc[r]);
 }
 
 // The rows of a product's integers: the first row's, each row further on by xs bytes, its scales by ss floats. `ahead`: how
@@ -116,7 +122,7 @@ static inline void dot_q4(const uint8_t* w, const uint8_t* opened, int groups, c
       const uint16_t* by = (const uint16_t*)(w + c * ws + 256);
       V sums[R];
       for (int r = 0; r < R; r++) sums[r] = to_float(d[c][r]);
-      scaled<R>(sums, load_half(by), load_half(by + 16), in.s + 2 * g, in.ss, acc[c]);
+      add_q4<R>(sums, load_half(by), load_half(by + 16), in.s + PER_GROUP * g, in.ss, acc[c]);
     }
   }
 }
@@ -166,7 +172,7 @@ static inline void dot_q8(const uint8_t* w, const uint8_t* opened, int groups, c
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) {
       V wd = load_half((const uint16_t*)(w + q8_scales_at(g) + c * ws));
-      scaled<R>(sums[c], wd, mul(wd, set1(-128.0f)), in.s + 2 * g, in.ss, acc[c]);
+      add_q8<R>(sums[c], wd, in.s + PER_GROUP * g, in.ss, acc[c]);
     }
   }
 }
@@ -234,7 +240,7 @@ static inline void dot_blocks(const HrMatrix& m, int block, const uint8_t* opene
                               const HrInts* ints, int row, int rows, int next, V (*acc)[R]) {
   int groups = (m.k + GROUP - 1) / GROUP;
   if (m.storage == HR_Q4 || m.storage == HR_Q8) {
-    Integers in{ints->q + row * ints->stride, ints->stride, ints->scales + row * (ints->stride / 16), ints->stride / 16,
+    Integers in{ints->q + row * ints->stride, ints->stride, scales_of(*ints, row), ints->stride / GROUP * PER_GROUP,
                 (next - block) * block_bytes(m.storage, groups), row / 4, (rows + 3) / 4};
     const uint8_t* w = (const uint8_t*)m.data + block * block_bytes(m.storage, groups);
     if (m.storage == HR_Q4) dot_q4<R, C>(w, opened, groups, in, acc);
@@ -341,7 +347,7 @@ static inline void gated_rows(const Product& p, int unit, int row) {
     if (p.op.qout >= 0) {
       const HrInts& o = p.run.program->ints[p.op.qout];
       int64_t at = (int64_t)(row + r);
-      quantize_group(t, 32, o.q + at * o.stride + 32 * unit, o.scales + at * (o.stride / 16) + 2 * unit);
+      quantize_group(t, 32, o.q + at * o.stride + 32 * unit, scales_of(o, at) + PER_GROUP * unit);
     }
     if (p.op.out.buf >= 0) std::memcpy(output(p.run, p.op.out, row + r) + 32 * unit, t, sizeof t);
   }
