@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -87,6 +88,20 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut(path, bits, cuts):
     ]
 
     assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("bits", [4, 8, None])
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("rows", [[74], [0], [3, 40, 41, 80], [79, 2, 2, 74]])
+def test_rows_that_nobody_samples_change_nothing(path, bits, dialect, rows):
+    """From the last attention on only sampled rows are computed."""
+    model = open_native(path, Llama(), quantizer=integers(bits), dialect=dialect)
+    step = batch((PROMPT, 0, range(1, 6)), (PROMPT[:7], 0, [6]))
+    everything = model.forward(step).clone()
+
+    some = model.forward(msgspec.structs.replace(step, sample_rows=torch.tensor(rows)))
+
+    assert torch.equal(some, everything[rows])
 
 
 @pytest.mark.parametrize("num_threads", [1, 3, 4])

@@ -1,8 +1,9 @@
 """Turns a Program into the operations of the compiled library, once, when a model is loaded.
 
 Besides the translation: products of one input become one, a gate and its up become one product that ends in integers,
-residuals are added where the product is written, a norm makes the integers its readers want, and the last norm runs for
-the sampled rows only. What the library cannot do stays an operation of the Program, for torch to run between segments.
+residuals are added where the product is written, a norm makes the integers its readers want, and from the last attention
+on only sampled rows are computed. What the library cannot do stays an operation of the Program, for torch to run between
+segments.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ....hooks import program as p
 from .abi import ACTIVATIONS, Domain, Kind, Op, Ref
 from .pack import Packed, interleave, stack
 
+ROW_BY_ROW: Final = (p.Linear, p.Norm, p.LayerNorm, p.Gated, p.Activate, p.Add, p.Scale, p.Softcap, p.Moe, p.Head)
 NOWHERE: Final = -1
 FOREVER: Final = 1 << 30
 
@@ -123,6 +125,8 @@ class _Lowering:
         self.tables: dict[str, int] = {}
         self.gated: set[int] = set()
         self.floats, self.ints = _Spaces(), _Spaces()
+        self.rows = Domain.TOKENS
+        """Which rows are computed now."""
         self.places: dict[int, Place] = {}
         self.integers: dict[int, int] = {}
         self.turns: dict[tuple[tuple[float, ...], float], int] = {}
@@ -245,6 +249,7 @@ class _Lowering:
             "kv_heads": self.program.num_kv_heads,
             "layer": op.layer,
         }
+        narrows = self._narrows(i)
         turned = self.folded_turns.get(op.query, NOWHERE)
         freq = self.folded_turns.get(op.key, NOWHERE)
         self.emit(Kind.STORE, Domain.TOKENS, a=key.ref, b=value.ref, out=query.ref, matrix=turned, freq=freq, **shape)
@@ -258,9 +263,27 @@ class _Lowering:
             f0=op.scale,
             f1=op.softcap or 0.0,
             # A head is written by itself: groups of 32 must not reach over its end.
-            only_floats=self.program.head_dim % 32 != 0,
+            only_floats=narrows or self.program.head_dim % 32 != 0,
+            gather=int(narrows),
             **shape,
         )
+        if narrows:
+            self._narrow(i)
+
+    def _narrows(self, i: int) -> bool:
+        """Whether what follows attention *i* needs nothing but the sampled rows of what is there."""
+        rest = self.program.ops[i + 1 :]
+        if not all(isinstance(op, ROW_BY_ROW) for op in rest) or not self._is_packed_head(len(self.program.ops) - 1):
+            return False
+        # Integers that are still read would have to be made again from floats that are gone.
+        return all(self._until(x) <= i for x in self.integers)
+
+    def _narrow(self, i: int) -> None:
+        """From attention *i* on, compute sampled rows only: copy what is still read of them."""
+        self.rows = Domain.SAMPLES
+        for x in [x for x in self.places if x <= i and x not in self.postponed and self._until(x) > i]:
+            at = self.places[x]
+            self.emit(Kind.SCALE, self.rows, x, at.width, a=at.ref, f0=1.0, gather=1)
 
     # ── products ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -271,10 +294,10 @@ class _Lowering:
         parts = [self._take(self.program.ops[j].weight) for j in together]  # type: ignore[union-attr]
         matrix = self._add(stack(parts) if len(parts) > 1 else parts[0])
         until = max(self._until(j) for j in together)
-        buf = self.floats.take(sum(part.n for part in parts), Domain.TOKENS, until)
+        buf = self.floats.take(sum(part.n for part in parts), self.rows, until)
         off = 0
         for j, part in zip(together, parts, strict=True):
-            self.places[j] = Place(buf, off, part.n, Domain.TOKENS)
+            self.places[j] = Place(buf, off, part.n, self.rows)
             off += part.n
             self.done.add(j)
         self.product(matrix, op.x, out=Ref(buf, 0), width=off)
@@ -316,7 +339,7 @@ class _Lowering:
         assert isinstance(up, p.Linear)
         matrix = self._add(interleave(self._take(gate.weight), self._take(up.weight)))
         self.gated.add(matrix)
-        outputs = self._outputs(index, self.program.weights[gate.weight].shape[0], Domain.TOKENS)
+        outputs = self._outputs(index, self.program.weights[gate.weight].shape[0], self.rows)
         self.done |= {gated.gate, gated.up, index}
         self.product(matrix, op.x, act=ACTIVATIONS[gated.activation], **outputs)
         return True
@@ -355,7 +378,7 @@ class _Lowering:
             fields["qin"] = self._integers(x)
         else:
             fields["a"] = self.places[x].ref
-        self.emit(Kind.MATMUL, Domain.TOKENS, matrix=matrix, **fields)
+        self.emit(Kind.MATMUL, self.rows, matrix=matrix, **fields)
 
     def head(self, i: int, op: p.Head) -> None:
         packed = self.packed[op.weight]
@@ -372,7 +395,7 @@ class _Lowering:
         elif op.x in self.postponed:
             fields["a"] = self.places.pop(i).ref
         else:
-            fields |= {"a": self.places[op.x].ref, "gather": 1}
+            fields |= {"a": self.places[op.x].ref, "gather": int(self.rows is Domain.TOKENS)}
         self.emit(Kind.MATMUL, Domain.SAMPLES, i, packed.n, matrix=self._table(op.weight), **fields)
 
     def _for_head(self, kind: Kind, head: int, width: int, fields: Mapping[str, Any]) -> None:
@@ -386,7 +409,8 @@ class _Lowering:
             buf = self.floats.take(width, Domain.SAMPLES, head)
             self.places[head] = Place(buf, 0, width, Domain.SAMPLES)
             outputs["out"] = Ref(buf, 0)
-        self.emit(kind, Domain.SAMPLES, width=width, gather=1, **fields, **outputs)
+        gather = int(self.rows is Domain.TOKENS)
+        self.emit(kind, Domain.SAMPLES, width=width, gather=gather, **fields, **outputs)
 
     # ── what torch runs ───────────────────────────────────────────────────────────────────────────────────────────
 

@@ -42,7 +42,7 @@ struct HrRef {
 
 struct HrOp {
   int32_t kind, domain;
-  int32_t gather;  // inputs are read at sample_rows, the output counts samples
+  int32_t gather;  // inputs are read at sample_rows, the output counts samples. ATTEND: only sampled rows are wanted
   int32_t act;
   HrRef a, b, out;
   int32_t qin, qout;  // integer buffers, -1: none

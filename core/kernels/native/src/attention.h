@@ -237,10 +237,10 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int fi
   const int hd = op.inner, heads = op.heads / op.kv_heads, n = (unit.end - unit.first) * heads, all = n * (end_head - first_head);
   float top[QUERIES], total[QUERIES * 16];
   float *q = scratch, *o = q + QUERIES * hd, *s = o + QUERIES * hd, *floats = s + QUERIES * KEYS;
-  Operand query = operand(run, op, op.a);
+  const HrBuffer& query = run.program->buffers[op.a.buf];
   for (int r = 0; r < all; r++) {
     int head = (first_head + r / n) * heads + r % n % heads;
-    const float* from = query.row(unit.first + r % n / heads) + head * hd;
+    const float* from = query.data + (unit.first + r % n / heads) * query.stride + op.a.off + head * hd;
     for (int i = 0; i < hd; i += 16) {
       store(q + r * hd + i, mul(load(from + i), set1(op.f0)));
       store(o + r * hd + i, zero());
@@ -275,6 +275,7 @@ static void attend_item(const Run& run, const HrOp& op, int item, int next_item,
   if (next_item < run.num_units * parts)
     following = opening_tile(run, op, run.units[next_item / parts], next_item % parts * together);
   const int head = item % parts * together;
+  if (op.gather && !run.units[item / parts].sampled) return;
   attend_unit(run, op, run.units[item / parts], head, head + together, following, scratch);
 }
 

@@ -20,6 +20,7 @@ struct Engine {
   std::vector<std::vector<float>> scratch;
   std::vector<Unit> units;
   std::vector<int32_t> row_seq, counts, sizes, totals;
+  std::vector<uint8_t> sampled;
   int heads_together = 1;
 
   Engine(const HrProgram& p, const Dialect* d, int threads, int spin) : program(p), dialect(d), team(threads, spin) {
@@ -49,8 +50,11 @@ void plan_units(Engine& e, const HrStep& step, int heads_per_kv) {
     for (int row = step.cu_tokens[seq]; row < step.cu_tokens[seq + 1]; row++) e.row_seq[(size_t)row] = seq;
     // From the end: the longest come first, so that no thread is left with one.
     for (int end = step.cu_tokens[seq + 1]; end > step.cu_tokens[seq]; end -= most)
-      e.units.push_back({seq, std::max(step.cu_tokens[seq], end - most), end});
+      e.units.push_back({seq, std::max(step.cu_tokens[seq], end - most), end, 0});
   }
+  e.sampled.assign((size_t)step.num_tokens, 0);
+  for (int i = 0; i < step.num_samples; i++) e.sampled[(size_t)step.sample_rows[i]] = 1;
+  for (Unit& unit : e.units) unit.sampled = std::find(&e.sampled[(size_t)unit.first], &e.sampled[0] + unit.end, 1) != &e.sampled[0] + unit.end;
 }
 
 // Heads of a block lie together, so one thread had better read them all; where there are few rows, threads share them.

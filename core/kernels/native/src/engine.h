@@ -4,6 +4,7 @@
 
 struct Unit {
   int32_t seq, first, end;  // rows of the batch
+  int32_t sampled;          // whether any of them is
 };
 
 struct Run {
