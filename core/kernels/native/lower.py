@@ -1,9 +1,9 @@
 """Turns a Program into the operations of the compiled library, once, when a model is loaded.
 
 Besides the translation: products of one input become one, a gate and its up become one product that ends in integers,
-residuals are added where the product is written, a norm makes the integers its readers want, and from the last attention
-on only sampled rows are computed. What the library cannot do stays an operation of the Program, for torch to run between
-segments.
+residuals are added where the product is written, a norm makes the integers its readers want, and from the last
+attention on only sampled rows are computed. What the library cannot do stays an operation of the Program, for torch to
+run between segments.
 """
 
 from __future__ import annotations
