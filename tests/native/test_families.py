@@ -78,3 +78,31 @@ def test_only_experts_end_a_segment(family):
     model = open_native(path, architecture(kind))
 
     assert set(model.breaks) <= {"moe"}
+
+
+@pytest.mark.parametrize("members", [2, 5, 19])
+def test_sequences_that_share_blocks_equal_each_alone_to_the_bit(family, members):
+    """Nine blocks in common, of which eight are two whole tiles; beside them one that shares five and one that shares none."""
+    kind, _, path = family
+    model = open_native(path, architecture(kind), num_blocks=100)
+    tokens = [(11 * i * i + 5 * i) % 99 for i in range(170)]
+    common = list(range(1, 10))
+    tables = [[*common, 20 + 2 * i, 21 + 2 * i] for i in range(members)]
+    model.forward(batch((tokens[:144], 0, common)))
+    decodes = []
+    for i, table in enumerate(tables):
+        length = 145 + i
+        model.forward(batch((tokens[i : i + length - 144], 144, table)))
+        decodes.append(([tokens[i]], length, table))
+    for length, table in ((100, [*common[:5], 70, 71, 72]), (110, [73, 74, 75, 76, 77, 78, 79])):
+        model.forward(batch((tokens[:length], 0, table)))
+        decodes.append(([7], length, table))
+
+    together = model.forward(batch(*decodes)).clone()
+    alone = torch.cat([model.forward(batch(decode)).clone() for decode in decodes])
+
+    assert torch.isfinite(together).all()
+    if model.breaks:
+        assert far(together, alone) < 1e-4
+    else:
+        assert torch.equal(together, alone)
