@@ -199,9 +199,12 @@ def _build_executor(
         model = load_model(opened, settings, progress)
         kernels = f"\n{_describe(model)}"
         state = sampling(drawer=model.drawer if isinstance(model, NativeModel) else None)
-        return Runner(model, state, block_size=memory.block_size, activity=activity)
+        crowded = 1 < usable_cpus() <= num_threads
+        give_way = model.give_way if isinstance(model, NativeModel) and crowded else None
+        return Runner(model, state, block_size=memory.block_size, activity=activity, give_way=give_way)
 
-    offer = Offer(component, activity, settings.model.threads or usable_cpus(), load_runner if own else None)
+    num_threads = settings.model.threads or usable_cpus()
+    offer = Offer(component, activity, num_threads, load_runner if own else None)
     context = msgspec.structs.replace(opened.context)
     context.executor = ExecutorContext(
         num_slots=num_slots,

@@ -6,10 +6,11 @@ step that was submitted is never cancelled: the requests in it are.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic, perf_counter
 
@@ -117,9 +118,22 @@ class Sampling:
 
 
 class Runner:
-    """Runs one step: slot operations, block copies, forward, draw."""
+    """Runs one step: slot operations, block copies, forward, draw.
 
-    def __init__(self, model: Model, sampling: SamplingState, *, block_size: int, activity: Activity) -> None:
+    Attributes:
+        give_way: see `Compute`; None where the loop has a processor of its own.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sampling: SamplingState,
+        *,
+        block_size: int,
+        activity: Activity,
+        give_way: Callable[[bool], None] | None = None,
+    ) -> None:
+        self.give_way = give_way
         self._model = model
         self._sampling = Sampling(sampling, activity)
         self._block_size = block_size
@@ -171,18 +185,41 @@ class Handle:
         self._done.set()
 
 
+class Courtesy(trio.abc.Instrument):
+    """Tells the compute threads when the loop is at work, so that one of them leaves it a processor.
+
+    Else the system takes one for it, in the middle of something that all the others then wait for.
+    """
+
+    def __init__(self, give_way: Callable[[bool], None]) -> None:
+        self._give_way = give_way
+
+    def before_io_wait(self, timeout: float) -> None:
+        """The loop has nothing to do for so many seconds."""
+        if timeout > 0:
+            self._give_way(False)
+
+    def after_io_wait(self, timeout: float) -> None:
+        """The loop goes on."""
+        self._give_way(True)
+
+
 class Compute:
     """Executor `thread`: runs steps one after another, in the order of their index.
 
     Args:
         run: the meaning of a step; only ever called on the thread.
         num_threads: of torch, for one operation; None leaves torch's own choice.
+        give_way: told whether the loop is at work; None: nobody has to know.
 
     Use as a context manager on the loop.
     """
 
-    def __init__(self, run: Run, *, num_threads: int | None = None) -> None:
+    def __init__(
+        self, run: Run, *, num_threads: int | None = None, give_way: Callable[[bool], None] | None = None
+    ) -> None:
         self._run = run
+        self._courtesy = None if give_way is None else Courtesy(give_way)
         self._num_threads = num_threads
         self._jobs: queue.SimpleQueue[tuple[Step, Handle] | None] = queue.SimpleQueue()
         self._early: dict[int, tuple[Step, Handle]] = {}
@@ -192,10 +229,15 @@ class Compute:
 
     def __enter__(self) -> Compute:
         self._token = trio.lowlevel.current_trio_token()
+        if self._courtesy is not None:
+            trio.lowlevel.add_instrument(self._courtesy)
         self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        if self._courtesy is not None:
+            trio.lowlevel.remove_instrument(self._courtesy)
+            self._courtesy.before_io_wait(math.inf)
         # A call that never returns cannot be interrupted, so nobody waits for it: the process ends without this thread.
         self._jobs.put(None)
         self._thread.join(timeout=1.0)
@@ -216,6 +258,8 @@ class Compute:
             while (job := self._jobs.get()) is not None:
                 step, handle = job
                 result = outcome.capture(self._run, step)
+                if self._courtesy is not None:
+                    self._courtesy.after_io_wait(0)  # It will be, in a moment.
                 try:
                     assert self._token is not None
                     self._token.run_sync_soon(handle.finish, result)

@@ -55,7 +55,8 @@ class Offer:
         self.threaded = True
         # Headrace's own runner says itself when it works.
         watched = run if isinstance(run, Runner) else partial(_watched, run, self._activity)
-        return Compute(watched, num_threads=self._num_threads)
+        give_way = run.give_way if isinstance(run, Runner) else None
+        return Compute(watched, num_threads=self._num_threads, give_way=give_way)
 
     def load(self) -> Run:
         """See `ExecutorContext.load`."""

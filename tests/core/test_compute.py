@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from array import array
 from functools import partial
 
@@ -87,6 +88,23 @@ async def test_what_a_step_raises_comes_out_of_its_handle_and_the_next_step_runs
         with pytest.raises(ValueError, match="bad step"):
             await first.result()
         assert (await second.result()).token_ids == [1]
+
+
+async def test_the_compute_threads_are_told_when_the_loop_is_at_work() -> None:
+    told: list[bool] = []
+
+    def run(step: Step) -> StepResult:
+        time.sleep(0.02)
+        told_while_running.append(told[-1])
+        return result_of(step.index)
+
+    told_while_running: list[bool] = []
+    with Compute(run, give_way=told.append) as compute:
+        for index in range(3):
+            await compute.submit(step(index)).result()
+            assert told[-1]  # This is the loop at work.
+    assert told_while_running == [False] * 3
+    assert not told[-1]
 
 
 async def test_a_wait_that_is_cancelled_leaves_the_step_running() -> None:

@@ -104,6 +104,17 @@ def test_rows_that_nobody_samples_change_nothing(path, bits, dialect, rows):
     assert torch.equal(some, everything[rows])
 
 
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_a_step_comes_to_its_end_while_a_thread_gives_way(path, num_threads):
+    model = open_native(path, Llama(), quantizer=integers(4), num_threads=num_threads)
+    step = batch((PROMPT, 0, range(1, 6)))
+    expected = model.forward(step).clone()
+
+    for wanted in (True, False, True):  # The last is how it is left to the destructor.
+        model.give_way(wanted)
+        assert torch.equal(model.forward(step), expected)
+
+
 @pytest.mark.parametrize("num_threads", [1, 3, 4])
 def test_bits_do_not_depend_on_threads(path, num_threads):
     step = batch((PROMPT, 0, range(1, 6)))

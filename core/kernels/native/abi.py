@@ -208,6 +208,15 @@ def library() -> ctypes.CDLL | None:
     return lib
 
 
+@cache
+def give_way() -> Any:
+    """`hr_give_way(engine, wanted)`, called without letting go of the interpreter: it takes less time than that would."""
+    function = ctypes.PyDLL(os.fspath(LIBRARY)).hr_give_way
+    function.restype = None
+    function.argtypes = [c_void_p, c_int32]
+    return function
+
+
 def dialect(wanted: str = "") -> str | None:
     """The instruction set the library speaks here: `avx512`, `avx2` or `portable`. None: there is no library.
 

@@ -88,6 +88,7 @@ class NativeModel:
         self._lib = abi.library()
         assert self._lib is not None
         self._engine = self._lib.hr_create(ctypes.byref(self._c_program), dialect.encode(), num_threads, SPIN)
+        self._give_way = abi.give_way()
         self._rows = {abi.Domain.TOKENS: 0, abi.Domain.SAMPLES: 0}
 
     def __del__(self) -> None:
@@ -100,6 +101,10 @@ class NativeModel:
     def drawer(self) -> Drawer:
         """Draws tokens on the model's threads."""
         return Drawer(self._engine)
+
+    def give_way(self, wanted: bool) -> None:
+        """Let the last thread take no work while the rest of the program wants the processor. From any thread."""
+        self._give_way(self._engine, wanted)
 
     @property
     def breaks(self) -> dict[str, int]:

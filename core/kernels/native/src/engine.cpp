@@ -145,6 +145,9 @@ void hr_run(void* engine, const HrStep* step, int32_t first, int32_t end) {
   });
 }
 
+// The last thread takes no item while `wanted`; from any thread.
+void hr_give_way(void* engine, int32_t wanted) { static_cast<Engine*>(engine)->team.give_way(wanted != 0); }
+
 // Draws a token for each row, all at once.
 void hr_draw(void* engine, HrDraw* rows, int32_t num_rows, int32_t vocab_size) {
   Engine& e = *static_cast<Engine*>(engine);

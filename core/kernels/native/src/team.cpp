@@ -14,6 +14,7 @@ Team::Team(int threads, int spin) : spin_(spin) {
 
 Team::~Team() {
   stop_.store(true);
+  give_way(false);
   epoch_.fetch_add(1);
   epoch_.notify_all();
   for (auto& w : workers_) w.join();
@@ -39,9 +40,16 @@ void Team::run(int num_operations, const int32_t* counts, const std::function<vo
   take_part(0, true);
 }
 
+void Team::give_way(bool wanted) {
+  way_wanted_.store(wanted, std::memory_order_release);
+  if (!wanted) way_wanted_.notify_all();
+}
+
 void Team::take_part(int thread, bool until_end) {
+  const bool last = thread > 0 && thread == size() - 1;
   int looks = 0;
   while (true) {
+    if (last && way_wanted_.load(std::memory_order_relaxed)) way_wanted_.wait(1, std::memory_order_acquire);
     uint64_t seen = next_.load(std::memory_order_acquire);
     const Word word = Word::of(seen);
     uint32_t base = base_.load(std::memory_order_relaxed), end = end_.load(std::memory_order_relaxed);

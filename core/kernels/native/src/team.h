@@ -1,7 +1,8 @@
 // A few threads that claim the items of one operation after another from a counter.
 //
 // Nobody waits for a thread to arrive: an operation is over when its items are done, whoever did them. So a thread that the
-// system has put aside holds nothing up unless it was put aside inside an item.
+// system has put aside holds nothing up unless it was put aside inside an item. Where there is no processor left for the rest
+// of the program, the last thread gives way between items while that is at work, instead of being put aside inside one.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -19,6 +20,8 @@ class Team {
   // At most 2^20 - 1 items an operation.
   void run(int num_operations, const int32_t* counts, const std::function<void(int, int, int)>& work);
   int size() const { return (int)workers_.size() + 1; }
+  // From any thread: the last one takes no item while `wanted`.
+  void give_way(bool wanted);
 
  private:
   void take_part(int thread, bool until_end);
@@ -38,6 +41,7 @@ class Team {
   std::atomic<const std::function<void(int, int, int)>*> work_{nullptr};
   alignas(64) std::atomic<uint32_t> epoch_{0};
   std::atomic<bool> stop_{false};
+  alignas(64) std::atomic<int32_t> way_wanted_{0};
   int spin_;
   std::vector<std::thread> workers_;
 };
