@@ -82,7 +82,7 @@ def test_only_experts_end_a_segment(family):
 
 @pytest.mark.parametrize("members", [2, 5, 19])
 def test_sequences_that_share_blocks_equal_each_alone_to_the_bit(family, members):
-    """Nine blocks in common, of which eight are two whole tiles; beside them one that shares five and one that shares none."""
+    """Nine blocks in common; beside them a sequence that shares five, and one that shares none."""
     kind, _, path = family
     model = open_native(path, architecture(kind), num_blocks=100)
     tokens = [(11 * i * i + 5 * i) % 99 for i in range(170)]

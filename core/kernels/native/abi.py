@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from enum import IntEnum
 from functools import cache
@@ -209,8 +210,8 @@ def library() -> ctypes.CDLL | None:
 
 
 @cache
-def give_way() -> Any:
-    """`hr_give_way(engine, wanted)`, called without letting go of the interpreter: it takes less time than that would."""
+def give_way() -> Callable[[int, bool], None]:
+    """`hr_give_way(engine, wanted)`, called without letting go of the interpreter, which would take longer than it."""
     function = ctypes.PyDLL(os.fspath(LIBRARY)).hr_give_way
     function.restype = None
     function.argtypes = [c_void_p, c_int32]
