@@ -637,8 +637,8 @@ def _channel(engine: Engine, name: str, capacity: int, kind: object) -> tuple[In
 
 
 def plan_memory(settings: Settings, where: Callable[[str], Where] | None = None) -> str:
-    """How memory would be used, for people; reads no weights. See `core.build.plan_memory`."""
-    from .build import plan_memory as plan
+    """How memory would be used, for people; reads no weights. See `core.opened.plan_memory`."""
+    from .opened import plan_memory as plan
 
     return plan(settings, where or no_origin)
 

@@ -16,10 +16,10 @@ import torch
 from ..hooks.origins import no_origin
 from ..hooks.program import Attend, Head, Linear, Program
 from ..hooks.settings import Settings
-from .build import WhereOf, load_model, open_model
 from .kernels import Flat
 from .kernels.native.model import NativeModel
 from .kernels.reference import ReferenceModel
+from .opened import WhereOf, load_model, open_model
 from .parts import Progress
 from .steptime import Limits, StepTime
 

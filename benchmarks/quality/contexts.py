@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headrace.core.build import Opened, open_model
 from headrace.core.cpus import usable_cpus
 from headrace.core.kernels import Batch, Model, as_arrays
 from headrace.core.model.load import load, quiet
+from headrace.core.opened import Opened, open_model
 from headrace.hooks import config
 from headrace.hooks.protocols import Tokenizer
 from headrace.hooks.settings import Settings

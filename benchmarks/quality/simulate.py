@@ -16,9 +16,9 @@ from msgspec import Struct
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.core.build import Opened
 from headrace.core.kernels.reference import ReferenceModel
 from headrace.core.model.load import load
+from headrace.core.opened import Opened
 from headrace.hooks.program import Embed, Head
 from headrace.hooks.protocols import Linear
 from headrace.plugins.sdpa import Plan, Sdpa

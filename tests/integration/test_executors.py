@@ -13,8 +13,9 @@ import trio
 from click.testing import CliRunner, Result
 from structlog.typing import EventDict
 
-from headrace.core.build import build, open_model
+from headrace.core.build import build
 from headrace.core.engine import Engine, measure_steps, quiet
+from headrace.core.opened import open_model
 from headrace.hooks.config import load
 from headrace.hooks.decode import Use
 from headrace.hooks.errors import ConfigError, MemoryPlanError, PluginError, StartError, Unavailable

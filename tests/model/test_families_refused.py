@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.core.build import open_model
+from headrace.core.opened import open_model
 from headrace.hooks.errors import ModelError
 from headrace.hooks.protocols import Artifact
 from headrace.hooks.settings import Model, Settings
