@@ -93,8 +93,8 @@ class Ahead:
             self._thread.join()
 
     def _work(self) -> None:
-        with suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # On Linux, of this thread alone.
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # Of this thread alone: Linux only.
         while self._wanted >= 0 and self._ready_blocks < self._num_blocks:
             self._more.wait()
             self._more.clear()

@@ -6,6 +6,7 @@ Which block belongs to whom is `blocks`' affair; this file only holds, views and
 from __future__ import annotations
 
 import math
+import sys
 from typing import Final
 
 import torch
@@ -61,7 +62,7 @@ class KVStore:
         """
         num_blocks, num_layers, _, _, block_size, _ = self.pool.shape
         size = self.pool.element_size()
-        if self.memory.device.type != "cpu" or self.pool.stride(1) * size < PAGE:
+        if sys.platform != "linux" or self.memory.device.type != "cpu" or self.pool.stride(1) * size < PAGE:
             return None
         return Ahead(
             self.memory.data_ptr(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 
@@ -71,6 +72,21 @@ def test_a_batch_equals_each_alone_to_the_bit(family):
         assert far(together, alone) < 1e-4
     else:
         assert torch.equal(together, alone)
+
+
+def test_a_chunk_of_which_nothing_is_sampled_leaves_what_the_next_one_needs(family):
+    """Mixtures of experts, which torch runs, are given no row then."""
+    kind, _, path = family
+    model = open_native(path, architecture(kind))
+    whole = model.forward(batch((PROMPT, 0, range(1, 6))))[-1].clone()
+    model.store.pool[1:] = torch.nan
+    first = batch((PROMPT[:50], 0, range(1, 6)))
+
+    none = model.forward(msgspec.structs.replace(first, sample_rows=first.sample_rows[:0]))
+    last = model.forward(batch((PROMPT[50:], 50, range(1, 6))))[-1]
+
+    assert len(none) == 0
+    assert far(last, whole) < (1e-4 if model.breaks else 1e-9)
 
 
 def test_only_experts_end_a_segment(family):
