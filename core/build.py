@@ -60,6 +60,7 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
     running = _build_executor(opened, settings, stack, num_slots, ledger, progress, where)
     memory = running.memory
     checkpoint.close()
+    num_ready = None if running.model is None else running.model.make_ready()
     return Parts(
         info=ModelInfo(
             name=settings.model.name or checkpoint.artifact.name,
@@ -70,7 +71,7 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
             aliases=settings.model.aliases,
         ),
         stack=stack,
-        pool=BlockPool(memory.num_blocks, memory.block_size),
+        pool=BlockPool(memory.num_blocks, memory.block_size, num_ready),
         limits=Limits(
             max_running=line.max_running,
             max_step_tokens=line.max_step_tokens,
@@ -117,12 +118,14 @@ class Running(Struct, frozen=True, kw_only=True):
         executor: entered on the loop when the line starts.
         activity: for the watchdog.
         report: the plan, for people.
+        model: Headrace's own where it is compiled; None: another one, or another way of running it.
     """
 
     executor: AbstractContextManager[Executor]
     activity: Activity
     memory: MemoryPlan | BlockPlan
     report: str
+    model: NativeModel | None
 
 
 def _build_executor(
@@ -147,15 +150,16 @@ def _build_executor(
         on_call=activity.enter,
         ledger=ledger,
     )
-    kernels = ""
+    kernels, native = "", None
 
     def load_runner() -> Runner:
-        nonlocal kernels
+        nonlocal kernels, native
         model = load_model(opened, settings, progress)
         kernels = f"\n{_describe(model)}"
-        state = sampling(drawer=model.drawer if isinstance(model, NativeModel) else None)
+        native = model if isinstance(model, NativeModel) else None
+        state = sampling(drawer=native.drawer if native else None)
         crowded = 1 < usable_cpus() <= num_threads
-        give_way = model.give_way if isinstance(model, NativeModel) and crowded else None
+        give_way = native.give_way if native and crowded else None
         return Runner(model, state, block_size=memory.block_size, activity=activity, give_way=give_way)
 
     num_threads = settings.model.threads or usable_cpus()
@@ -182,6 +186,7 @@ def _build_executor(
         activity=activity,
         memory=memory,
         report=msgspec.structs.replace(opened, memory=memory).describe() + kernels,
+        model=native,
     )
 
 

@@ -6,7 +6,7 @@ digest that the caller computed (`prefix`). Every call takes time proportional t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 NULL_BLOCK: Final = 0
@@ -23,6 +23,11 @@ class BlockPool:
     A published block stays findable while it is free, until it is reused. Blocks are reused in this order: first those
     nobody can find, the last freed first, so that memory once touched is used again; then published ones, the least
     recently used first and within one table its tail first, for a prefix serves more requests than what follows it.
+    Only where those are needed, blocks whose memory the system has not given yet.
+
+    Args:
+        num_ready: blocks below the number that it returns can be written at once, the others must wait for the system;
+            may grow at any time. None: all can.
 
     Attributes:
         num_blocks: usable blocks; the tensors behind need one more, for the null block.
@@ -30,13 +35,17 @@ class BlockPool:
         num_evictions: published blocks reused for something else, so far.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_ready: Callable[[], int] | None = None) -> None:
         assert num_blocks > 0, f"a pool needs at least 1 block, got {num_blocks}"
         assert block_size > 0, f"a block needs at least 1 token, got {block_size}"
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_evictions = 0
+        self._num_ready = num_ready or (lambda: num_blocks + 1)
         self._num_free = num_blocks
+        # From this one on none was ever allocated. They are in the free list one after the other, and what can be found
+        # comes after them.
+        self._fresh = 1
         self._refcounts = [0] * (num_blocks + 1)
         self._digests: list[bytes | None] = [None] * (num_blocks + 1)
         self._published: dict[bytes, int] = {}
@@ -80,6 +89,11 @@ class BlockPool:
         blocks = []
         for _ in range(count):
             block = self._next[NULL_BLOCK]
+            if block >= self._fresh:
+                if block >= self._num_ready() and (published := self._next[self.num_blocks]) != NULL_BLOCK:
+                    block = published
+                else:
+                    self._fresh = block + 1
             self._hold(block)
             if self._unpublish(block):
                 self.num_evictions += 1
@@ -148,6 +162,8 @@ class BlockPool:
         assert digests == self._published, "blocks and published digests disagree"
         findable = [self._digests[block] is not None for block in free]
         assert findable == sorted(findable), "a findable block is reused before one that nobody can find"
+        fresh = [block for block in free if block >= self._fresh]
+        assert fresh == [*range(self._fresh, self.num_blocks + 1)], "blocks that were never allocated are out of order"
 
     def _expect_own(self, block: int) -> None:
         # The null block is the anchor of the free list, and a negative id would name a block from the end.

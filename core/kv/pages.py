@@ -8,12 +8,13 @@ the system: where it is not taken, nothing changes but time.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 import threading
 from contextlib import suppress
 from functools import cache
-from time import sleep
+from time import monotonic
 from typing import Any, Final
 
 from torch import Tensor
@@ -22,8 +23,13 @@ PAGE: Final = 2 << 20
 SMALL_PAGE: Final = 4096
 MADV_HUGEPAGE: Final = 14
 MADV_POPULATE_WRITE: Final = 23
+SHARE: Final = 1 / 32
+"""Of a processor, at most, while steps run. Where clearing a page is quick, as it should be, that is far more than any
+steps can fill; some virtual machines take 5 ms for each."""
 REST_S: Final = 0.005
-"""Between two pages, for the steps want the processor too."""
+"""Between two pages at least."""
+IDLE_S: Final = 0.1
+"""Without a step for so long, nobody has to be left anything."""
 NICE: Final = 10
 
 
@@ -39,25 +45,20 @@ class Ahead:
     """Makes the next pages of a KV cache ready, in a thread of its own, while steps run.
 
     Blocks that were never written are taken in ascending order, so what comes next is known: *num_ahead* blocks behind
-    the last that a step named. The first *num_at_start* are ready when it has been made.
+    the last that a step named. While steps run it takes a small share of one processor's time, for they want it too.
 
     Args:
         start: address of block 0 in layer 0.
         apart: bytes from one layer to the next.
         block_bytes: bytes of a block in one layer.
         num_blocks: blocks that there are.
+
+    Attributes:
+        num_ready: the blocks below this one are ready. Grows; may be read from any thread.
     """
 
     def __init__(
-        self,
-        start: int,
-        *,
-        apart: int,
-        num_layers: int,
-        block_bytes: int,
-        num_blocks: int,
-        num_ahead: int,
-        num_at_start: int = 0,
+        self, start: int, *, apart: int, num_layers: int, block_bytes: int, num_blocks: int, num_ahead: int
     ) -> None:
         self._start = start
         self._apart = apart
@@ -67,16 +68,22 @@ class Ahead:
         # Block 0 is written when the cache is made, and its page with it.
         self._end = start + num_layers * apart
         self._ready_to = [self._up(start + i * apart + 1) for i in range(num_layers)]
-        self._wanted = self._ready_blocks = 0
-        self._rest_s = 0.0
-        for _ in range(min(num_at_start, num_blocks)):
-            self._make_ready()
-        self._wanted, self._rest_s = self._ready_blocks, REST_S
+        self.num_ready = self._wanted = 0
+        self._highest = 0
+        self._reached = -math.inf
         self._more = threading.Event()
+        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def make_ready(self, num_blocks: int) -> None:
+        """Make so many blocks ready at once, before the first step."""
+        for _ in range(min(num_blocks, self._num_blocks)):
+            self._make_next(rests=False)
+        self._wanted = self.num_ready
 
     def reach(self, block: int) -> None:
         """A step is about to use *block*, and others later. Returns at once."""
+        self._reached, self._highest = monotonic(), max(self._highest, block)
         if block + self._num_ahead // 2 < self._wanted or self._wanted == self._num_blocks:
             return
         self._wanted = max(self._wanted, min(block + self._num_ahead, self._num_blocks))
@@ -87,7 +94,7 @@ class Ahead:
 
     def close(self) -> None:
         """End the thread. The memory may go then."""
-        self._wanted = -1
+        self._closed.set()
         self._more.set()
         if self._thread is not None:
             self._thread.join()
@@ -95,21 +102,31 @@ class Ahead:
     def _work(self) -> None:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # Of this thread alone: Linux only.
-        while self._wanted >= 0 and self._ready_blocks < self._num_blocks:
+        while not self._closed.is_set() and self.num_ready < self._num_blocks:
             self._more.wait()
             self._more.clear()
-            while self._ready_blocks < self._wanted:
-                self._make_ready()
+            while self.num_ready < self._wanted and not self._closed.is_set():
+                self._make_next(rests=True)
 
-    def _make_ready(self) -> None:
+    def _make_next(self, *, rests: bool) -> None:
         """The next block, in all layers."""
-        self._ready_blocks += 1
+        num_ready = self.num_ready + 1
         for layer, ready_to in enumerate(self._ready_to):
-            end = self._start + layer * self._apart + self._ready_blocks * self._block_bytes
-            if end > ready_to and self._wanted >= 0:
+            end = self._start + layer * self._apart + num_ready * self._block_bytes
+            if end > ready_to and not self._closed.is_set():
+                started = monotonic()
                 self._ready_to[layer] = self._up(end)
                 _madvise(ready_to, self._ready_to[layer] - ready_to, MADV_POPULATE_WRITE)
-                sleep(self._rest_s)
+                if rests:
+                    self._closed.wait(self._rest_s(monotonic() - started))
+        self.num_ready = num_ready
+
+    def _rest_s(self, took_s: float) -> float:
+        """How long to leave the processor to the steps after a page."""
+        if monotonic() - self._reached > IDLE_S:
+            return 0.0
+        # Steps that have already come further would each wait for the page instead.
+        return REST_S if self._highest >= self.num_ready else max(REST_S, took_s * (1 / SHARE - 1))
 
     def _up(self, address: int) -> int:
         return min(-(-address // PAGE) * PAGE, self._end // SMALL_PAGE * SMALL_PAGE)

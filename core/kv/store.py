@@ -54,12 +54,8 @@ class KVStore:
         """A view of one layer, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`, contiguous."""
         return self.pool[:, index]
 
-    def ahead(self, num_tokens: int, num_at_start: int = 0) -> Ahead | None:
-        """What makes memory ready for that many tokens beyond those in use; None where that is not worth a thread.
-
-        Args:
-            num_at_start: tokens whose memory is made ready at once.
-        """
+    def ahead(self, num_tokens: int) -> Ahead | None:
+        """What makes memory ready for that many tokens beyond those in use; None where that is not worth a thread."""
         num_blocks, num_layers, _, _, block_size, _ = self.pool.shape
         size = self.pool.element_size()
         if sys.platform != "linux" or self.memory.device.type != "cpu" or self.pool.stride(1) * size < PAGE:
@@ -71,7 +67,6 @@ class KVStore:
             block_bytes=self.pool.stride(0) * size,
             num_blocks=num_blocks,
             num_ahead=-(-num_tokens // block_size),
-            num_at_start=-(-num_at_start // block_size),
         )
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:

@@ -82,6 +82,20 @@ def test_blocks_nobody_can_find_are_reused_before_those_somebody_can():
     assert pool.num_evictions == 0
 
 
+def test_memory_that_is_not_there_yet_is_taken_last():
+    ready = 3
+    pool = BlockPool(5, 16, lambda: ready)
+    table = pool.allocate(2)
+    for block, digest in zip(table, (A, B), strict=True):
+        pool.publish(block, digest)
+    pool.free(table)
+    assert pool.allocate(1) == [table[1]]
+    ready = 4
+    assert pool.allocate(2) == [3, table[0]]
+    assert pool.allocate(2) == [4, 5]
+    assert pool.num_evictions == 2
+
+
 def test_reusing_a_published_block_is_an_eviction_and_it_is_not_found_again():
     pool = BlockPool(1, 16)
     [block] = pool.allocate(1)
@@ -150,7 +164,9 @@ class Books(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(self.NUM_BLOCKS, 16)
+        self.num_ready = 3
+        self.pool = BlockPool(self.NUM_BLOCKS, 16, lambda: self.num_ready)
+        self.fresh = set(range(1, self.NUM_BLOCKS + 1))
         self.unheld = list(range(1, self.NUM_BLOCKS + 1))
         self.tables: list[list[int]] = []
         self.digests: dict[int, bytes] = {}
@@ -170,12 +186,22 @@ class Books(RuleBasedStateMachine):
             with pytest.raises(NoBlocks):
                 self.pool.allocate(count)
             return
-        expected = self.unheld[:count]
+        expected = [self.take() for _ in range(count)]
         assert self.pool.allocate(count) == expected
-        del self.unheld[:count]
         self.tables.append(expected)
-        for block in expected:
-            self.digests.pop(block, None)
+
+    def take(self) -> int:
+        block = self.unheld[0]
+        if block in self.fresh and block >= self.num_ready:
+            block = next((other for other in self.unheld if other in self.digests), block)
+        self.unheld.remove(block)
+        self.fresh.discard(block)
+        self.digests.pop(block, None)
+        return block
+
+    @rule(more=st.integers(1, 2))
+    def make_ready(self, more):
+        self.num_ready += more
 
     @rule(chain=st.lists(st.sampled_from([A, B, C, D]), unique=True))
     def share(self, chain):

@@ -47,13 +47,34 @@ def test_a_small_cache_lies_close_together_and_needs_no_thread() -> None:
 def test_memory_is_ready_before_it_is_written_and_no_further() -> None:
     store = KVStore(num_blocks=6000, **SHAPE)
     before = resident_bytes()
-    ahead = store.ahead(2048, 1600)
+    ahead = store.ahead(2048)
     assert ahead is not None
-    grows_to(before + 100 * BLOCK)
+    ahead.make_ready(100)
+    assert ahead.num_ready == 100
+    assert resident_bytes() >= before + 100 * BLOCK - 31 * PAGE
     ahead.reach(400)  # 128 blocks further on.
     grows_to(before + 528 * BLOCK)
+    while ahead.num_ready < 528:
+        sleep(0.01)
     ahead.close()
     assert resident_bytes() - before <= 528 * BLOCK + 31 * PAGE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are made ready on Linux only")
+def test_making_ready_takes_a_small_share_while_steps_run_and_hurries_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = KVStore(num_blocks=6000, **SHAPE).ahead(2048)
+    assert ahead is not None
+    now = 100.0
+    monkeypatch.setattr("headrace.core.kv.pages.monotonic", lambda: now)
+    ahead.make_ready(200)
+    ahead.reach(10)
+    ahead.close()
+    assert ahead._rest_s(0.005) == pytest.approx(0.155)
+    assert ahead._rest_s(0.0001) == 0.005
+    ahead.reach(300)
+    assert ahead._rest_s(0.005) == 0.005
+    now += 1.0
+    assert ahead._rest_s(0.005) == 0.0
 
 
 def grows_to(num_bytes: int) -> None:

@@ -6,7 +6,7 @@ Owns the buffers, which grow to the largest step there was and stay. Compute thr
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ from torch.nn import Parameter
 
 from ....hooks import program as p
 from ....hooks.protocols import Attention, Linear
-from ...kv.pages import Ahead
 from ...kv.store import KVStore
 from .. import Batch, Flat, as_arrays, as_tensors
 from ..reference import ReferenceModel
@@ -30,7 +29,7 @@ TOKENS_AHEAD: Final = 2048
 """Whose memory is made ready before they come: a long prompt, and those beside it."""
 TOKENS_AT_START: Final = 8192
 BYTES_AT_START: Final = 256 << 20
-"""Memory of the KV cache that is made ready while the model starts: so many tokens, if that is not more than this."""
+"""Memory of the KV cache that is made ready before the first request: so many tokens, if that is not more than this."""
 SPIN: Final = 4000
 """Looks at the counter, some 30 ns each, before an idle thread sleeps."""
 MORE_ROWS: Final = 64
@@ -81,7 +80,7 @@ class NativeModel:
         self._turns = _Turns(self.lowered.turns)
         self._cache = _cache(store, program, native_cache)
         gather(self.lowered.matrices)
-        self._ahead = _ahead(store) if native_cache else None
+        self._ahead = store.ahead(TOKENS_AHEAD) if native_cache else None
         self._ops = (abi.Op * len(self.lowered.ops))(*self.lowered.ops)
         self._matrices = _matrices(self.lowered)
         self._c_program = self._describe()
@@ -101,6 +100,23 @@ class NativeModel:
     def drawer(self) -> Drawer:
         """Draws tokens on the model's threads."""
         return Drawer(self._engine)
+
+    def make_ready(self) -> Callable[[], int] | None:
+        """Have memory for the first tokens of the KV cache at hand.
+
+        To be called when loading is over and what it took is free again.
+
+        Returns:
+            The first block whose memory is not at hand, at any time; None where nobody knows.
+        """
+        ahead = self._ahead
+        if ahead is None:
+            return None
+        num_blocks, block_size = self.store.pool.shape[0], self.store.pool.shape[4]
+        bytes_per_token = self.store.memory.nbytes // (num_blocks * block_size)
+        num_tokens = min(TOKENS_AT_START, BYTES_AT_START // bytes_per_token, num_blocks * block_size // 4)
+        ahead.make_ready(-(-num_tokens // block_size))
+        return lambda: ahead.num_ready
 
     def give_way(self, wanted: bool) -> None:
         """Let the last thread take no work while the rest of the program wants the processor. From any thread."""
@@ -322,13 +338,6 @@ def _cache(store: KVStore, program: p.Program, native: bool) -> abi.Cache:
     return abi.Cache(
         pool.data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2), block_size * head_dim, block_size, 0
     )
-
-
-def _ahead(store: KVStore) -> Ahead | None:
-    num_blocks, block_size = store.pool.shape[0], store.pool.shape[4]
-    bytes_per_token = store.memory.nbytes // (num_blocks * block_size)
-    at_start = min(TOKENS_AT_START, BYTES_AT_START // bytes_per_token, num_blocks * block_size // 4)
-    return store.ahead(TOKENS_AHEAD, at_start)
 
 
 def _expert_names(program: p.Program) -> list[str]:

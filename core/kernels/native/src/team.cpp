@@ -2,11 +2,17 @@
 
 #include <sched.h>
 
+#include <chrono>
+
 static inline void pause_a_bit() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #endif
 }
+
+using Clock = std::chrono::steady_clock;
+// Between two offers of the processor to whoever waits for it: where that is nobody, an offer takes less than a microsecond.
+constexpr auto OFFER = std::chrono::microseconds(100);
 
 Team::Team(int threads, int spin) : spin_(spin) {
   for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { idle(i); });
@@ -48,7 +54,13 @@ void Team::give_way(bool wanted) {
 void Team::take_part(int thread, bool until_end) {
   const bool last = thread > 0 && thread == size() - 1;
   int looks = 0;
+  auto offered = Clock::now();
   while (true) {
+    // Better here than inside an item, where the system would take it a moment later and the others would have to wait.
+    if (Clock::now() - offered > OFFER) {
+      sched_yield();
+      offered = Clock::now();
+    }
     if (last && way_wanted_.load(std::memory_order_relaxed)) way_wanted_.wait(1, std::memory_order_acquire);
     uint64_t seen = next_.load(std::memory_order_acquire);
     const Word word = Word::of(seen);
