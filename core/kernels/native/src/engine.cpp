@@ -21,6 +21,8 @@ struct Engine {
   std::vector<Unit> units;
   std::vector<int32_t> row_seq, counts, sizes, totals;
   std::vector<uint8_t> sampled;
+  std::vector<Share> shares;
+  std::vector<int32_t> blocks;
   int heads_together = 1;
 
   Engine(const HrProgram& p, const Dialect* d, int threads, int spin) : program(p), dialect(d), team(threads, spin) {
@@ -32,7 +34,30 @@ struct Engine {
       const HrMatrix& m = p.matrices[i];
       if (m.storage == HR_Q4 || m.storage == HR_Q8) floats = std::max(floats, (m.k + 31) / 32 * 128 * (m.storage == HR_Q8 ? 8 : 4));
     }
+    divide_cache();
     scratch.assign((size_t)threads, std::vector<float>((size_t)floats + 16));
+  }
+
+  // Products share what they have fetched for the next attention, each as much as it has work.
+  void divide_cache() {
+    shares.assign((size_t)program.num_ops, Share{});
+    auto work = [&](int i) {
+      const HrOp& op = program.ops[i];
+      const HrMatrix* m = op.kind == HR_MATMUL && op.domain == HR_TOKENS ? &program.matrices[op.matrix] : nullptr;
+      return m ? (double)m->n * m->k : 0.0;
+    };
+    for (int first = 0, i = 0; i < program.num_ops; i++) {
+      if (program.ops[i].kind != HR_ATTEND) continue;
+      double all = 0, before = 0;
+      for (int j = first; j < i; j++) all += work(j);
+      for (int j = first; j < i; j++) {
+        // A window leaves most of the blocks out.
+        if (work(j) > 0 && !program.ops[i].window)
+          shares[(size_t)j] = {program.ops[i].layer, (float)(before / all), (float)((before + work(j)) / all)};
+        before += work(j);
+      }
+      first = i + 1;
+    }
   }
 };
 
@@ -55,6 +80,26 @@ void plan_units(Engine& e, const HrStep& step, int heads_per_kv) {
   e.sampled.assign((size_t)step.num_tokens, 0);
   for (int i = 0; i < step.num_samples; i++) e.sampled[(size_t)step.sample_rows[i]] = 1;
   for (Unit& unit : e.units) unit.sampled = std::find(&e.sampled[(size_t)unit.first], &e.sampled[0] + unit.end, 1) != &e.sampled[0] + unit.end;
+}
+
+// The blocks that attention will read, in the order of its units, as many of one layer as processors' caches may keep until
+// then. What sequences share counts once.
+void plan_cache(Engine& e, const HrStep& step) {
+  constexpr int64_t MOST_BYTES = 8 << 20;
+  const HrCache& c = e.program.cache;
+  e.blocks.clear();
+  const size_t most = c.block_stride ? (size_t)(MOST_BYTES / (c.block_stride * 2)) : 0;
+  const int32_t *table = nullptr, *before = nullptr;
+  int num_blocks = 0, num_before = 0;
+  for (const Unit& unit : e.units) {
+    if (table == step.tables + step.cu_blocks[unit.seq]) continue;  // Of the same sequence.
+    before = table;
+    num_before = num_blocks;
+    table = step.tables + step.cu_blocks[unit.seq];
+    num_blocks = step.positions[step.cu_tokens[unit.seq + 1] - 1] / c.block_size + 1;
+    for (int i = 0; i < num_blocks && e.blocks.size() < most; i++)
+      if (i >= num_before || before[i] != table[i]) e.blocks.push_back(table[i]);
+  }
 }
 
 // Heads of a block lie together, so one thread had better read them all; where there are few rows, threads share them.
@@ -126,6 +171,7 @@ void hr_run(void* engine, const HrStep* step, int32_t first, int32_t end) {
   const HrOp* attend = std::find_if(ops + first, ops + end, [](const HrOp& op) { return op.kind == HR_ATTEND; });
   const HrOp* store = std::find_if(ops + first, ops + end, [](const HrOp& op) { return op.kind == HR_STORE; });
   if (attend != ops + end || store != ops + end) plan_units(e, *step, attend != ops + end ? attend->heads / attend->kv_heads : 1);
+  if (attend != ops + end) plan_cache(e, *step);
   e.heads_together = attend != ops + end ? together(e, *attend) : 1;
   int n = end - first;
   e.counts.resize((size_t)n);
@@ -138,7 +184,8 @@ void hr_run(void* engine, const HrStep* step, int32_t first, int32_t end) {
     e.sizes[(size_t)i] = size;
     e.counts[(size_t)i] = (total + size - 1) / size;
   }
-  Run run{&e.program, step, e.units.data(), (int32_t)e.units.size(), e.row_seq.data(), e.heads_together, e.team.size()};
+  Run run{&e.program,       step,          e.units.data(),  (int32_t)e.units.size(), e.row_seq.data(),
+          e.heads_together, e.team.size(), e.shares.data(), e.blocks.data(),         (int32_t)e.blocks.size()};
   e.team.run(n, e.counts.data(), [&](int i, int item, int thread) {
     int size = e.sizes[(size_t)i], from = item * size;
     e.dialect->tile(run, ops[first + i], from, std::min(from + size, e.totals[(size_t)i]), e.scratch[(size_t)thread].data());

@@ -7,6 +7,12 @@ struct Unit {
   int32_t sampled;          // whether any of them is
 };
 
+// What a product has fetched for the attention that follows it: a part, of 0 to 1, of the blocks that one will read.
+struct Share {
+  int32_t layer;
+  float from, to;
+};
+
 struct Run {
   const HrProgram* program;
   const HrStep* step;
@@ -15,6 +21,9 @@ struct Run {
   const int32_t* row_seq;  // the sequence of each row
   int32_t heads_together;  // KV heads that an item of attention takes
   int32_t threads;         // of which each takes about every so many-th item
+  const Share* shares;     // of each operation of the program
+  const int32_t* blocks;   // that attention will read, in its order, as far as they may be fetched ahead
+  int32_t num_blocks;
 };
 
 // Items [first, end) of an operation: rows, blocks of outputs, or attention units times KV heads.

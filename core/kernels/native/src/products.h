@@ -83,6 +83,32 @@ static inline void add_q8(const V* sums, V wd, const float* s, int64_t ss, V* ac
   for (int r = 0; r < R; r++) acc[r] = fma(fma(sums[r], set1(s[r * ss]), set1(s[r * ss + 2])), wd, acc[r]);
 }
 
+// Lines that memory can bring while a processor multiplies one group of COLUMNS blocks by 4 rows.
+constexpr int LINES = 6;
+
+// Has the cache that the next attention reads on its way, `each` lines with every group: while many rows are multiplied,
+// memory would have little to do, and then too much.
+struct CacheAhead {
+  const char* layer = nullptr;
+  int64_t block_bytes = 0;                       // of that layer
+  const int32_t *next = nullptr, *end = nullptr;  // blocks to come
+  const char *at = nullptr, *to = nullptr;        // in the present one
+  int each = 0;
+  inline void operator()() {
+    for (int i = 0; i < each; i++, at += 64) {
+      if (at == to) {
+        if (next == end) {
+          each = 0;
+          return;
+        }
+        at = layer + *next++ * block_bytes;
+        to = at + block_bytes;
+      }
+      fetch(at);
+    }
+  }
+};
+
 // The rows of a product's integers: the first row's, each row further on by xs bytes, its scales by ss floats. `ahead`: how
 // much further on weights lie that are wanted next, 0 where none are. Of these a pass over the rows asks for one group in
 // `passes`, beginning with the `pass`-th, so that memory has something to do all the while.
@@ -93,15 +119,16 @@ struct Integers {
   int64_t ss;
   int64_t ahead;
   int pass, passes;
+  CacheAhead* cache;
 };
 
-template <int LINES, int C>
+template <int N, int C>
 static inline void fetch_group(const uint8_t* w, int64_t ws, int64_t ahead) {
   if (!ahead) return;
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
 #pragma GCC unroll 8
-    for (int i = 0; i < LINES; i++) fetch(w + c * ws + ahead + 64 * i);
+    for (int i = 0; i < N; i++) fetch(w + c * ws + ahead + 64 * i);
 }
 
 // 16 outputs of R rows, in C blocks. w: packed groups; opened: the same as bytes, or null.
@@ -115,6 +142,7 @@ static inline void dot_q4(const uint8_t* w, const uint8_t* opened, int groups, c
   for (int g = 0; g < groups; g++, w += Q4_BYTES) {
     D d[C][R];
     if (--turn < 0) fetch_group<5, C>(w, ws, in.ahead), turn = in.passes - 1;
+    if (R == 4) (*in.cache)();
     if (OPENS && opened) dot_group<Opened, R, C>(opened + g * 512, os, in.x + g * GROUP, in.xs, d);
     else dot_group<Nibbles, R, C>(w, ws, in.x + g * GROUP, in.xs, d);
 #pragma GCC unroll 4
@@ -168,6 +196,7 @@ static inline void dot_q8(const uint8_t* w, const uint8_t* opened, int groups, c
   for (int g = 0; g < groups; g++) {
     V sums[C][R];
     if (--turn < 0) fetch_group<9, C>(w + q8_at(g), ws, in.ahead), turn = in.passes - 1;
+    if (R == 4) (*in.cache)();
     sums_q8<R, C>(w + q8_at(g), ws, opened ? opened + g * 512 * PLANES : nullptr, os, in.x + g * GROUP, in.xs, sums);
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) {
@@ -237,11 +266,11 @@ struct Nothing {
 
 template <int R, int C>
 static inline void dot_blocks(const HrMatrix& m, int block, const uint8_t* opened, const float* x, int64_t xs,
-                              const HrInts* ints, int row, int rows, int next, V (*acc)[R]) {
+                              const HrInts* ints, int row, int rows, int next, CacheAhead* cache, V (*acc)[R]) {
   int groups = (m.k + GROUP - 1) / GROUP;
   if (m.storage == HR_Q4 || m.storage == HR_Q8) {
     Integers in{ints->q + row * ints->stride, ints->stride, scales_of(*ints, row), ints->stride / GROUP * PER_GROUP,
-                (next - block) * block_bytes(m.storage, groups), row / 4, (rows + 3) / 4};
+                (next - block) * block_bytes(m.storage, groups), row / 4, (rows + 3) / 4, cache};
     const uint8_t* w = (const uint8_t*)m.data + block * block_bytes(m.storage, groups);
     if (m.storage == HR_Q4) dot_q4<R, C>(w, opened, groups, in, acc);
     else dot_q8<R, C>(w, opened, groups, in, acc);
@@ -300,6 +329,7 @@ struct Product {
   int end, follows;       // of the blocks of this item, and where the thread's next item may begin
   uint8_t* opened;        // 4 blocks, or null
   int64_t opened_stride;  // bytes of one
+  CacheAhead* cache;
   // Where the next unit, or C blocks, will be wanted from.
   template <int C>
   inline int after(int block) const {
@@ -312,7 +342,9 @@ struct Product {
 template <int R, int C>
 static inline void dot_rows(const Product& p, int block, int which, int row, V (*acc)[R]) {
   const uint8_t* opened = p.opened ? p.opened + which * p.opened_stride : nullptr;
-  dot_blocks<R, C>(p.m, block, opened, p.a.base ? p.a.row(row) : nullptr, p.a.stride, p.ints, row, p.rows, p.rows > 1 ? p.after<C>(block) : block, acc);
+  const float* x = p.a.base ? p.a.row(row) : nullptr;
+  const int next = p.rows > 1 ? p.after<C>(block) : block;
+  dot_blocks<R, C>(p.m, block, opened, x, p.a.stride, p.ints, row, p.rows, next, p.cache, acc);
 }
 
 template <int R, int C>
@@ -386,14 +418,39 @@ static void all_rows(const Product& p, int at, int rows) {
 
 constexpr int MANY = 8;  // rows from which on opening a block pays
 
+// The part of the cache that items [first, end) of a product fetch. Weights come first: where memory is busy with them, as
+// with few rows, it is not asked for more.
+static CacheAhead cache_ahead(const Run& run, const HrOp& op, int first, int end, int rows) {
+  CacheAhead ahead;
+  const HrMatrix& m = run.program->matrices[op.matrix];
+  const Share& share = run.shares[&op - run.program->ops];
+  const int64_t passes = rows / 4, weights = COLUMNS * (m.storage == HR_Q4 ? 5 : 9);
+  if (!run.num_blocks || share.to <= share.from || passes * LINES <= weights) return ahead;
+  const HrCache& c = run.program->cache;
+  const int units = m.gated ? (m.n + 63) / 64 : (m.n + 15) / 16;
+  auto block_of = [&](int item) {
+    float part = share.from + (share.to - share.from) * (float)item / (float)units;
+    return run.blocks + std::min((int)(part * (float)run.num_blocks), run.num_blocks);
+  };
+  ahead.layer = (const char*)(c.data + share.layer * c.layer_stride);
+  ahead.block_bytes = c.block_stride * 2;
+  ahead.next = block_of(first);
+  ahead.end = block_of(end);
+  const int64_t lines = (ahead.end - ahead.next) * ahead.block_bytes / 64;
+  const int64_t turns = std::max<int64_t>(1, (end - first) * (m.gated ? 4 : 1) / COLUMNS * passes * ((m.k + GROUP - 1) / GROUP));
+  ahead.each = (int)std::min((lines + turns - 1) / turns, (LINES * passes - weights) / passes);
+  return ahead;
+}
+
 static void matmul(const Run& run, const HrOp& op, int first, int end, int rows, float* scratch) {
   const HrMatrix& m = run.program->matrices[op.matrix];
   const HrInts* ints = op.qin >= 0 ? &run.program->ints[op.qin] : nullptr;
   const int groups = (m.k + GROUP - 1) / GROUP, blocks = m.gated ? 4 : 1;
   const bool opens = OPENS && rows >= MANY && (m.storage == HR_Q4 || (m.storage == HR_Q8 && hr_planes));
+  CacheAhead cache = cache_ahead(run, op, first, end, rows);
   Product p{run, op, m, ints, operand(run, op, op.a), operand(run, op, op.b), rows, end * blocks,
             (first + (end - first) * run.threads) * blocks, opens ? (uint8_t*)scratch : nullptr,
-            (int64_t)groups * 512 * (m.storage == HR_Q8 ? 2 : 1)};
+            (int64_t)groups * 512 * (m.storage == HR_Q8 ? 2 : 1), &cache};
   int at = first;
   for (; COLUMNS > 1 && rows >= 4 && !m.gated && at + COLUMNS <= end; at += COLUMNS) all_rows<COLUMNS>(p, at, rows);
   for (; at < end; at++) {
