@@ -31,7 +31,7 @@ from .model.load import load, resolve, weight_bytes
 from .parts import Progress
 from .restack import discover
 
-KV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+KV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "int8": 1}
 
 WhereOf = Callable[[str], Where]
 
@@ -225,7 +225,7 @@ def _plan(settings: Settings, program: Program, max_model_len: int, weights: int
             bytes_per_token=kv_bytes_per_token(
                 num_layers=program.num_layers,
                 num_kv_heads=program.num_kv_heads,
-                head_dim=program.head_dim,
+                head_dim=program.head_dim + getattr(attention, "kv_extra", 0),
                 dtype_bytes=KV_BYTES[getattr(attention, "kv_dtype", "float32")],
             ),
             max_model_len=max_len,

@@ -210,6 +210,7 @@ class Attention(Protocol):
 
     Optional, looked up once:
         kv_dtype: str = "float32". Of the pool, a name of torch's.
+        kv_extra: int = 0. Numbers of that type that a head keeps of each key, and of each value, beside its features.
         native: bool = False. True: the compiled kernels know its layout and do its work.
     """
 
@@ -234,7 +235,8 @@ class Attention(Protocol):
         """Store keys and values, each `[num_tokens, num_kv_heads, head_dim]`.
 
         Args:
-            kv: one layer of the pool, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`, strided over blocks.
+            kv: one layer of the pool, `[num_blocks, 2, num_kv_heads, block_size, head_dim + kv_extra]`, strided over
+                blocks.
         """
         ...
 

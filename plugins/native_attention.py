@@ -1,4 +1,4 @@
-"""Attention `native`: the compiled kernels' KV cache, in float16 with turned keys; and `auto`, which chooses.
+"""Attention `native`: the compiled kernels' KV cache, in integers of 16 bits; and `auto`, which chooses.
 
 The compiled line reads and writes the cache itself. The methods here say the same in torch: they are what its layout
 means, and run where a stranger's part stands between.
@@ -17,15 +17,21 @@ if TYPE_CHECKING:
 
 headrace_api = 1
 
-LARGEST_HALF = 65504.0
+WHOLE = (32767.0, 8191.0)
+"""What the norm of a key, and the largest feature of a value, becomes."""
 MAX_HEAD_DIM = 512
 
 
 class NativeAttention(Sdpa):
-    """Keys of a block and head lie as `[head_dim, block_size]`, values as `[block_size, head_dim]`, both in float16."""
+    """Keys and values are integers, each token's with a float32 scale of its own.
+
+    Of a block and head, keys lie as `[head_dim / 2, block_size, 2]`, values as `[block_size / 2, head_dim, 2]`, and
+    their scales, `[block_size]`, behind them. No sum that the kernels make of them leaves 32 bits.
+    """
 
     native = True
-    kv_dtype = "float16"
+    kv_dtype = "int16"
+    kv_extra = 2
 
     def supports(
         self,
@@ -52,22 +58,41 @@ class NativeAttention(Sdpa):
 
     def write(self, kv: Tensor, key: Tensor, value: Tensor, plan: Plan) -> None:
         """Store keys and values, each `[num_tokens, num_kv_heads, head_dim]`."""
-        keys, values = _halves(kv)
-        keys[plan.blocks, :, :, plan.offsets] = key.clamp(-LARGEST_HALF, LARGEST_HALF).to(kv.dtype)
-        values[plan.blocks, :, plan.offsets] = value.clamp(-LARGEST_HALF, LARGEST_HALF).to(kv.dtype)
+        import torch
+
+        for i, (rows, size) in enumerate(((key, key.norm(dim=-1)), (value, value.abs().amax(dim=-1)))):
+            integers, scales = _parts(kv, i)
+            by = torch.where((size > 0) & size.isfinite(), WHOLE[i] / size, 0.0)
+            found = (rows * by[..., None]).nan_to_num().round().to(torch.int16)
+            scales[plan.blocks, :, plan.offsets] = size / WHOLE[i]
+            if i == 0:
+                integers[plan.blocks, :, :, plan.offsets] = found.reshape(*found.shape[:-1], -1, 2)
+            else:
+                integers[plan.blocks, :, plan.offsets // 2, :, plan.offsets % 2] = found
 
     def gather(self, kv: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         """Keys and values of a sequence, each `[num_kv_heads, 1, seq_len, head_dim]` float32."""
-        keys, values = _halves(kv)
-        found = (keys[span.table].transpose(-1, -2), values[span.table])
-        together = [x.transpose(0, 1).flatten(1, 2)[:, None, : span.seq_len].float() for x in found]
+        (keys, key_scales), (values, value_scales) = _parts(kv, 0), _parts(kv, 1)
+        found = (
+            keys[span.table].transpose(2, 3).flatten(3) * key_scales[span.table][..., None],
+            values[span.table].transpose(3, 4).flatten(2, 3) * value_scales[span.table][..., None],
+        )
+        together = [x.transpose(0, 1).flatten(1, 2)[:, None, : span.seq_len] for x in found]
         return together[0], together[1]
 
 
-def _halves(kv: Tensor) -> tuple[Tensor, Tensor]:
-    """Views `[num_blocks, num_kv_heads, head_dim, block_size]` of keys, `[…, block_size, head_dim]` of values."""
-    block_size, head_dim = kv.shape[-2:]
-    return kv[:, 0].reshape(*kv.shape[:1], kv.shape[2], head_dim, block_size), kv[:, 1]
+def _parts(kv: Tensor, which: int) -> tuple[Tensor, Tensor]:
+    """Of a layer's keys (0) or values (1): views of the integers and of the scales, `[num_blocks, num_kv_heads, …]`.
+
+    Integers are `[head_dim / 2, block_size, 2]` of keys, `[block_size / 2, head_dim, 2]` of values.
+    """
+    import torch
+
+    block_size, head_dim = kv.shape[-2], kv.shape[-1] - NativeAttention.kv_extra
+    flat = kv[:, which].flatten(-2)
+    integers, scales = flat[..., : block_size * head_dim], flat[..., block_size * head_dim :].view(torch.float32)
+    shape = (head_dim // 2, block_size, 2) if which == 0 else (block_size // 2, head_dim, 2)
+    return integers.reshape(*integers.shape[:-1], *shape), scales
 
 
 def _native(context: Context, options: None) -> NativeAttention:
@@ -93,4 +118,4 @@ def _auto(context: Context, options: None) -> Attention:
 def register_attention(register: Register) -> None:
     """Offer `auto` and `native`."""
     register("auto", _auto, doc="`native` where the compiled kernels run and the model's heads allow it, else `sdpa`.")
-    register("native", _native, doc="The compiled kernels' cache in float16.")
+    register("native", _native, doc="The compiled kernels' cache, in integers of 16 bits.")

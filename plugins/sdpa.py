@@ -100,7 +100,7 @@ class Sdpa:
         self, query: Tensor, kv: Tensor, plan: Plan, *, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
         """Causal attention of `[num_tokens, num_heads, head_dim]`; same shape back."""
-        groups = query.view(len(query), kv.shape[2], -1, kv.shape[-1]).permute(1, 2, 0, 3)
+        groups = query.view(len(query), kv.shape[2], -1, query.shape[-1]).permute(1, 2, 0, 3)
         out = query.new_empty(query.shape)
         for span in plan.spans:
             keys, values = self.gather(kv, span)

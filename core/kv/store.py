@@ -21,6 +21,8 @@ ALIGNMENT: Final = 64
 class KVStore:
     """Keys and values, `[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]`, within as attention likes.
 
+    *head_dim* counts all that attention keeps of a head, scales too.
+
     Block 0 is the null block: it belongs to nobody, pads tables and holds zeros. All other slots hold garbage (NaN
     included) until they are written, so a reader must leave out what it does not need, never multiply it with 0.
     """

@@ -113,7 +113,7 @@ def load(
         num_layers=program.num_layers,
         num_kv_heads=program.num_kv_heads,
         block_size=block_size,
-        head_dim=program.head_dim,
+        head_dim=program.head_dim + getattr(attention, "kv_extra", 0),
         device=device,
         dtype=getattr(torch, getattr(attention, "kv_dtype", "float32")),
     )

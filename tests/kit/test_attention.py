@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import torch
 
+from headrace.core.kernels.native import dialect
 from headrace.hooks.testing.contract import run
 from headrace.plugins.sdpa import Plan, Sdpa
 from headrace.testing import AttentionContract
@@ -14,6 +15,15 @@ from tests.kit.faults import contract_of, failures
 
 class TestSdpa(AttentionContract):
     plugin = "sdpa"
+
+
+@pytest.mark.skipif(dialect() is None, reason="the compiled kernels were not built")
+class TestNative(AttentionContract):
+    """In torch: what the layout of the compiled kernels' cache means."""
+
+    plugin = "headrace.plugins.native_attention"
+    name = "native"
+    head_dims = (16, 64)
 
 
 class Good(Sdpa):

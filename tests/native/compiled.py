@@ -6,12 +6,12 @@ from array import array
 from pathlib import Path
 
 import pytest
-import torch
 
 from headrace.core.kernels.native import dialect
 from headrace.core.kernels.native.model import NativeModel
 from headrace.core.model.load import load
 from headrace.hooks.protocols import Architecture, Attention, Quantizer
+from headrace.hooks.testing.attention import garbage
 from headrace.plugins.native_attention import NativeAttention
 from headrace.plugins.unquantized import Unquantized
 from tests.model.tiny import open_checkpoint
@@ -32,7 +32,7 @@ def open_native(
     num_threads: int = 2,
     num_blocks: int = 60,
 ) -> NativeModel:
-    """Load what lies at *path*; its KV cache is full of NaN but for the null block."""
+    """Load what lies at *path*; its KV cache is full of garbage but for the null block."""
     checkpoint = open_checkpoint(path)
     model = load(
         checkpoint.artifact,
@@ -47,7 +47,7 @@ def open_native(
     )
     checkpoint.close()
     assert isinstance(model, NativeModel)
-    model.store.pool[1:] = torch.nan
+    model.store.pool[1:] = garbage(model.store.pool.dtype)
     return model
 
 

@@ -10,7 +10,7 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
-VERSION = 3
+VERSION = 4
 LIBRARY = Path(os.environ.get("HEADRACE_KERNELS") or Path(__file__).with_name("_headrace.so"))
 """The environment may name another build, such as one with sanitizers."""
 

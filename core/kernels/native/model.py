@@ -333,11 +333,8 @@ def _cache(store: KVStore, program: p.Program, native: bool) -> abi.Cache:
     if not native:
         return abi.Cache()
     pool = store.pool
-    block_size, head_dim = pool.shape[-2:]
-    assert pool.dtype is torch.float16
-    return abi.Cache(
-        pool.data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2), block_size * head_dim, block_size, 0
-    )
+    assert pool.dtype is torch.int16
+    return abi.Cache(pool.data_ptr(), *(pool.stride(i) for i in range(4)), pool.shape[4], 0)
 
 
 def _expert_names(program: p.Program) -> list[str]:

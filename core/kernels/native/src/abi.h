@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define HR_ABI 3
+#define HR_ABI 4
 
 enum HrKind : int32_t {
   HR_EMBED,     // out = row tokens[t] of matrix
@@ -80,9 +80,12 @@ struct HrTurn {
   float* sin;
 };
 
+// Keys and values as 16-bit integers, each token's with a scale of its own. What a head has of a block: block_size * head_dim
+// integers, then block_size scales in float32. Keys: value i % 2 of pair i / 2 of slot s at (i / 2 * block_size + s) * 2 + i % 2,
+// so that 16 slots are lanes. Values: feature i of slot s at (s / 2 * head_dim + i) * 2 + s % 2, so that 16 features are.
 struct HrCache {
-  uint16_t* data;  // fp16. A block of one layer, keys then values; a head's keys as [head_dim, block_size], its values turned
-  int64_t block_stride, layer_stride, value_offset, head_stride;  // in numbers, not bytes
+  int16_t* data;
+  int64_t block_stride, layer_stride, value_offset, head_stride;  // in numbers of 16 bits
   int32_t block_size, pad;
 };
 

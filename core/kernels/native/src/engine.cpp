@@ -28,7 +28,7 @@ struct Engine {
   Engine(const HrProgram& p, const Dialect* d, int threads, int spin) : program(p), dialect(d), team(threads, spin) {
     int floats = p.scratch_floats;
     for (int i = 0; i < p.num_ops; i++)
-      if (p.ops[i].kind == HR_ATTEND) floats = std::max(floats, HR_MAX_QUERIES * (2 * p.ops[i].inner + HR_KEYS) + 2 * HR_KEYS * p.ops[i].inner);
+      if (p.ops[i].kind == HR_ATTEND) floats = std::max(floats, HR_MAX_QUERIES * 2 * (p.ops[i].inner + HR_KEYS));
     // Four blocks of 16 outputs as bytes, in two planes where weights have 8 bits.
     for (int i = 0; i < p.num_matrices; i++) {
       const HrMatrix& m = p.matrices[i];

@@ -236,16 +236,14 @@ struct Half {
   static inline V get(const T* p) { return load_half(p); }
 };
 
-// acc[c][r] += sum over k of x[r][k] * w[k]: the rows of w are ws numbers apart, the blocks cs. `each` is called with every k.
-template <class S, int R, int C, class Each>
-static inline void dot_float(const typename S::T* w, int64_t ws, int64_t cs, int k, const float* x, int64_t xs, V (*acc)[R],
-                             Each each) {
+// acc[c][r] = sum over k of x[r][k] * w[k]: the blocks of w are cs numbers apart.
+template <class S, int R, int C>
+static inline void dot_float(const typename S::T* w, int64_t cs, int k, const float* x, int64_t xs, V (*acc)[R]) {
   V a[C][R];
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
-    for (int r = 0; r < R; r++) a[c][r] = acc[c][r];
-  for (int i = 0; i < k; i++, w += ws) {
-    each(i);
+    for (int r = 0; r < R; r++) a[c][r] = zero();
+  for (int i = 0; i < k; i++, w += 16) {
     V v[C];
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) v[c] = S::get(w + c * cs);
@@ -260,10 +258,6 @@ static inline void dot_float(const typename S::T* w, int64_t ws, int64_t cs, int
   for (int c = 0; c < C; c++)
     for (int r = 0; r < R; r++) acc[c][r] = a[c][r];
 }
-struct Nothing {
-  inline void operator()(int) const {}
-};
-
 template <int R, int C>
 static inline void dot_blocks(const HrMatrix& m, int block, const uint8_t* opened, const float* x, int64_t xs,
                               const HrInts* ints, int row, int rows, int next, CacheAhead* cache, V (*acc)[R]) {
@@ -276,12 +270,10 @@ static inline void dot_blocks(const HrMatrix& m, int block, const uint8_t* opene
     else dot_q8<R, C>(w, opened, groups, in, acc);
     return;
   }
-  for (int c = 0; c < C; c++)
-    for (int r = 0; r < R; r++) acc[c][r] = zero();
   const int64_t cs = (int64_t)m.k * 16, at = block * cs;
-  if (m.storage == HR_F32) dot_float<Floats, R, C>((const float*)m.data + at, 16, cs, m.k, x, xs, acc, Nothing{});
-  else if (m.storage == HR_BF16) dot_float<Bf16, R, C>((const uint16_t*)m.data + at, 16, cs, m.k, x, xs, acc, Nothing{});
-  else dot_float<Half, R, C>((const uint16_t*)m.data + at, 16, cs, m.k, x, xs, acc, Nothing{});
+  if (m.storage == HR_F32) dot_float<Floats, R, C>((const float*)m.data + at, cs, m.k, x, xs, acc);
+  else if (m.storage == HR_BF16) dot_float<Bf16, R, C>((const uint16_t*)m.data + at, cs, m.k, x, xs, acc);
+  else dot_float<Half, R, C>((const uint16_t*)m.data + at, cs, m.k, x, xs, acc);
 }
 
 static inline V activated(int act, V x) {

@@ -162,7 +162,39 @@ static void rotate(const Run& run, const HrOp& op, int first, int end) {
   }
 }
 
-static inline V in_half_range(V v) { return max(min(v, set1(65504.0f)), set1(-65504.0f)); }
+// Integers of 16 bits, of which no sum over a tile may leave 32: the norm of a query and of a key is the largest there is, so
+// that their product is bounded by that of the norms. The largest feature of a value has 13 bits, which leaves more to the
+// weights, for those are many and small.
+constexpr float SHORT_NORM = 32767.0f, SHORT_VALUE = 8191.0f, SHORT_WEIGHT = 32767.0f, SHORT_WEIGHTS = 7 * 32767.0f;
+
+static inline float norm_of(const float* x, int n) {
+  V squares = zero();
+  for (int i = 0; i < n; i += 16) squares = fma(load(x + i), load(x + i), squares);
+  return std::sqrt(sum(squares));
+}
+static inline float largest_of(const float* x, int n) {
+  V most = zero();
+  Bad bad;
+  for (int i = 0; i < n; i += 16) {
+    most = max(most, abs(load(x + i)));
+    watch(bad, load(x + i));
+  }
+  return any(bad) ? NAN : largest(most);
+}
+
+// What n features are multiplied with to be integers, of which `size` becomes `whole`. Where something is no finite number the
+// integers mean nothing, and their scale, size / whole, is none either.
+static inline V to_shorts(float size, float whole) { return set1(size > 0 && size < INFINITY ? whole / size : 0.0f); }
+
+static inline float shorts_of(const float* x, int n, int16_t* to) {
+  const float size = norm_of(x, n);
+  const V by = to_shorts(size, SHORT_NORM);
+  for (int i = 0; i < n; i += 16) store_shorts(to + i, to_int(mul(load(x + i), by)));
+  return size / SHORT_NORM;
+}
+
+// The scales of a block's keys or values, which begin at `at`.
+static inline float* scales_at(const HrCache& c, int hd, int16_t* at) { return (float*)(at + (int64_t)c.block_size * hd); }
 
 static void store_kv(const Run& run, const HrOp& op, int first, int end) {
   const HrCache& c = run.program->cache;
@@ -176,17 +208,22 @@ static void store_kv(const Run& run, const HrOp& op, int first, int end) {
       float* query = output(run, op.out, row);
       for (int h = 0; h < op.heads; h++) turn_head(run.program->turns[op.matrix], row, query + h * op.inner);
     }
-    uint16_t* at = c.data + block * c.block_stride + op.layer * c.layer_stride;
+    int16_t* at = c.data + block * c.block_stride + op.layer * c.layer_stride;
     for (int h = 0; h < op.kv_heads; h++, at += c.head_stride) {
       float k[512];
+      int16_t shorts[512];
       std::memcpy(k, key.row(row) + h * op.inner, (size_t)op.inner * 4);
       if (op.freq >= 0) turn_head(run.program->turns[op.freq], row, k);
-      for (int i = 0; i < op.inner; i += 16) {
-        uint16_t half[16];
-        store_half(half, in_half_range(load(k + i)));
-        for (int j = 0; j < 16; j++) at[(i + j) * c.block_size + slot] = half[j];
-        store_half(at + c.value_offset + slot * op.inner + i, in_half_range(load(value.row(row) + h * op.inner + i)));
-      }
+      scales_at(c, op.inner, at)[slot] = shorts_of(k, op.inner, shorts);
+      for (int i = 0; i < op.inner; i += 2) std::memcpy(at + i * c.block_size + 2 * slot, shorts + i, 4);
+      const float* v = value.row(row) + h * op.inner;
+      const float size = largest_of(v, op.inner);
+      const V by = to_shorts(size, SHORT_VALUE);
+      int16_t* values = at + c.value_offset;
+      scales_at(c, op.inner, values)[slot] = size / SHORT_VALUE;
+      // The other slot of the pair may be another thread's.
+      for (int i = 0; i < op.inner; i += 16)
+        store_apart(values + slot / 2 * 2 * op.inner + slot % 2 + 2 * i, to_int(mul(load(v + i), by)));
     }
   }
 }

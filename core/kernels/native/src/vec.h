@@ -1,5 +1,6 @@
 // Vectors of 16 lanes in three dialects. Kernels are written once, over these.
-// V: 16 floats. D: 16 running integer sums of products of four. U: 64 unsigned bytes. Beside them, what the registers allow:
+// V: 16 floats. I: 16 integers. D: 16 running integer sums of products of four. U: 64 unsigned bytes. P: 16 pairs of 16-bit
+// integers. Beside them, what the registers allow:
 // COLUMNS, blocks of outputs that a product takes at once; CHAINS, sums that keep the multipliers busy; OPENS, whether many
 // rows had better find nibbles opened in memory.
 #pragma once
@@ -48,9 +49,9 @@ static inline V keep(V v, int first, int end, float other) {
 static inline I to_int(V v) { return {_mm512_cvtps_epi32(v.x)}; }
 static inline V to_float(I v) { return {_mm512_cvtepi32_ps(v.x)}; }
 static inline V round(V v) { return {_mm512_roundscale_ps(v.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-// p times 2 to the power of whole n where x is over `least`, else 0.
+// p times 2 to the power of whole n, 0 where x is not over `least`, NaN where it is none.
 static inline V times_power(V p, V n, V x, float least) {
-  return {_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x.x, _mm512_set1_ps(least), _CMP_GT_OQ), p.x, n.x)};
+  return {_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x.x, _mm512_set1_ps(least), _CMP_NLE_UQ), p.x, n.x)};
 }
 static inline void store_bytes(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(v.x)); }
 
@@ -66,6 +67,18 @@ static inline __m512i dp(__m512i acc, __m512i u, __m512i s) { return _mm512_dpbu
 static inline D dot4(D d, U w, B s) { return {dp(d.x, w, s)}; }
 static inline V to_float(D d) { return {_mm512_cvtepi32_ps(d.x)}; }
 static inline void pin(U& u) { asm volatile("" : "+v"(u)); }
+using P = __m512i;
+static inline P load_pairs(const int16_t* p) { return _mm512_loadu_si512(p); }
+static inline P set_pair(const int16_t* p) { int32_t v; std::memcpy(&v, p, 4); return _mm512_set1_epi32(v); }
+// As assembly, for GCC 12 moves every sum to another register and back around it.
+static inline I dot2(I sum, P a, P b) {
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum.x) : "v"(a), "v"(b));
+  return sum;
+}
+static inline I i_zero() { return {_mm512_setzero_si512()}; }
+static inline void store_shorts(int16_t* p, I v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(v.x)); }
+// Lane j at p[2 j]; what lies between is not touched. The lanes must fit.
+static inline void store_apart(int16_t* p, I v) { _mm512_mask_storeu_epi16(p, 0x55555555u, v.x); }
 // 32 registers hold the sums of two blocks of outputs, and nibbles are opened beside the products, not instead of them.
 constexpr int COLUMNS = 2, CHAINS = 12;
 constexpr bool OPENS = false;
@@ -123,7 +136,7 @@ static inline V round(V v) {
 static inline __m256 times_power(__m256 p, __m256 n, __m256 x, float least) {
   __m256i e = _mm256_max_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(-126));
   __m256 power = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23));
-  return _mm256_and_ps(_mm256_mul_ps(p, power), _mm256_cmp_ps(x, _mm256_set1_ps(least), _CMP_GT_OQ));
+  return _mm256_and_ps(_mm256_mul_ps(p, power), _mm256_cmp_ps(x, _mm256_set1_ps(least), _CMP_NLE_UQ));
 }
 static inline V times_power(V p, V n, V x, float least) {
   return {times_power(p.x, n.x, x.x, least), times_power(p.y, n.y, x.y, least)};
@@ -161,6 +174,16 @@ static inline V to_float(D d) {
   return {_mm256_cvtepi32_ps(_mm256_madd_epi16(d.x, one)), _mm256_cvtepi32_ps(_mm256_madd_epi16(d.y, one))};
 }
 static inline void pin(U& u) { asm volatile("" : "+x"(u.x), "+x"(u.y)); }
+struct P { __m256i x, y; };
+static inline P load_pairs(const int16_t* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 16))}; }
+static inline P set_pair(const int16_t* p) { int32_t v; std::memcpy(&v, p, 4); __m256i w = _mm256_set1_epi32(v); return {w, w}; }
+static inline I dot2(I sum, P a, P b) {
+  return {_mm256_add_epi32(sum.x, _mm256_madd_epi16(a.x, b.x)), _mm256_add_epi32(sum.y, _mm256_madd_epi16(a.y, b.y))};
+}
+static inline I i_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+static inline void store_shorts(int16_t* p, I v) {
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(v.x, v.y), 0xd8));
+}
 constexpr int COLUMNS = 1, CHAINS = 6;
 constexpr bool OPENS = true;
 // 8-bit weights are two planes of 4 bits, so that the same holds: the sum of a group is that of the low plane and 16 times
@@ -227,7 +250,7 @@ static inline I to_int(V v) { I r; HR_EACH r.i[j] = (int32_t)std::nearbyintf(v.f
 static inline V to_float(I v) { V r; HR_EACH r.f[j] = (float)v.i[j]; return r; }
 static inline V round(V v) { HR_EACH v.f[j] = std::nearbyintf(v.f[j]); return v; }
 static inline V times_power(V p, V n, V x, float least) {
-  HR_EACH p.f[j] = x.f[j] > least ? std::ldexp(p.f[j], (int)n.f[j]) : 0.0f;
+  HR_EACH p.f[j] = x.f[j] > least ? std::ldexp(p.f[j], (int)n.f[j]) : x.f[j] <= least ? 0.0f : p.f[j];
   return p;
 }
 static inline void store_bytes(int8_t* p, I v) {
@@ -247,12 +270,29 @@ static inline D dot4(D d, const U& w, B s) {
 }
 static inline V to_float(D d) { V r; HR_EACH r.f[j] = (float)d.i[j]; return r; }
 static inline void pin(U& u) { asm volatile("" : "+m"(u)); }
+struct P { int16_t s[32]; };
+static inline P load_pairs(const int16_t* p) { P r; std::memcpy(r.s, p, 64); return r; }
+static inline P set_pair(const int16_t* p) { P r; HR_EACH std::memcpy(r.s + 2 * j, p, 4); return r; }
+// Modulo 2^32: what an unused slot holds may be anything.
+static inline I dot2(I sum, const P& a, const P& b) {
+  HR_EACH sum.i[j] = (int32_t)((uint32_t)sum.i[j] + (uint32_t)(a.s[2 * j] * b.s[2 * j]) + (uint32_t)(a.s[2 * j + 1] * b.s[2 * j + 1]));
+  return sum;
+}
+static inline I i_zero() { return {}; }
+static inline void store_shorts(int16_t* p, I v) {
+  HR_EACH p[j] = (int16_t)(v.i[j] < -32768 ? -32768 : v.i[j] > 32767 ? 32767 : v.i[j]);
+}
 constexpr int COLUMNS = 1, CHAINS = 1;
 constexpr bool OPENS = true;
 
 #endif
 
 #if !defined(HR_AVX512)
+static inline void store_apart(int16_t* p, I v) {
+  int16_t t[16];
+  store_shorts(t, v);
+  for (int j = 0; j < 16; j++) p[2 * j] = t[j];
+}
 static inline V load_n(const float* p, int n) {
   float t[16] = {};
   std::memcpy(t, p, (size_t)n * 4);
@@ -323,10 +363,10 @@ static inline float largest(V v) {
 }
 #endif
 
-// e to the power of x within 2 units in the last place; 0 from -87.3 down. After Cody and Waite's reduction, a polynomial of
+// e to the power of x within 2 units in the last place; 0 from -87.3 down, NaN of NaN. After Cody and Waite's reduction, a polynomial of
 // degree 6 with the Taylor coefficients: |r| <= ln(2)/2, where its error is 1.1e-7 of the value.
 static inline V exp(V x) {
-  V t = max(min(x, set1(88.0f)), set1(-104.0f));
+  V t = max(set1(-104.0f), min(set1(88.0f), x));  // In this order, for NaN is to stay: of two the second is taken then.
   V n = round(mul(t, set1(1.44269504088896341f)));
   V r = fma(n, set1(-0.693359375f), t);
   r = fma(n, set1(2.12194440e-4f), r);
