@@ -14,8 +14,8 @@ from tests.native.compiled import DIALECTS, open_native, pytestmark
 
 __all__ = ["pytestmark"]
 PROMPT = [(7 * i * i + 3 * i) % 99 for i in range(70)]
-# Keys, values and the weights of values are integers of 14 to 16 bits; logits here are of the order of 1 to 10. Experts are
-# chosen by the largest of numbers that may lie close together.
+# Keys, values and the weights of values are integers of 14 to 16 bits; logits here are of the order of 1 to 10. Experts
+# are chosen by the largest of numbers that may lie close together.
 TOLERANCE = 1e-2
 WHOLE_HEADS = {"head_dim": 16}
 
