@@ -133,10 +133,12 @@ static inline void fetch_group(const uint8_t* w, int64_t ws, int64_t ahead) {
 
 // 16 outputs of R rows, in C blocks. w: packed groups; opened: the same as bytes, or null.
 template <int R, int C>
-static inline void dot_q4(const uint8_t* w, const uint8_t* opened, int groups, const Integers& in, V (*acc)[R]) {
+static inline void dot_q4(const uint8_t* w, const uint8_t* opened, int groups, const Integers in, V (*out)[R]) {
   const int64_t ws = (int64_t)groups * Q4_BYTES, os = (int64_t)groups * 512;
+  V acc[C][R];  // Not in `out`, where each group would have to store them.
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) acc[c][r] = zero();
   int turn = in.pass;
   for (int g = 0; g < groups; g++, w += Q4_BYTES) {
@@ -153,6 +155,10 @@ static inline void dot_q4(const uint8_t* w, const uint8_t* opened, int groups, c
       add_q4<R>(sums, load_half(by), load_half(by + 16), in.s + PER_GROUP * g, in.ss, acc[c]);
     }
   }
+#pragma GCC unroll 4
+  for (int c = 0; c < C; c++)
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) out[c][r] = acc[c][r];
 }
 
 #if defined(HR_PLANES)
@@ -187,10 +193,12 @@ static inline void sums_q8(const uint8_t* w, int64_t ws, const uint8_t*, int64_t
 #endif
 
 template <int R, int C>
-static inline void dot_q8(const uint8_t* w, const uint8_t* opened, int groups, const Integers& in, V (*acc)[R]) {
+static inline void dot_q8(const uint8_t* w, const uint8_t* opened, int groups, const Integers in, V (*out)[R]) {
   const int64_t ws = block_bytes(HR_Q8, groups), os = (int64_t)groups * 512 * PLANES;
+  V acc[C][R];
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) acc[c][r] = zero();
   int turn = in.pass;
   for (int g = 0; g < groups; g++) {
@@ -204,6 +212,10 @@ static inline void dot_q8(const uint8_t* w, const uint8_t* opened, int groups, c
       add_q8<R>(sums[c], wd, in.s + PER_GROUP * g, in.ss, acc[c]);
     }
   }
+#pragma GCC unroll 4
+  for (int c = 0; c < C; c++)
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) out[c][r] = acc[c][r];
 }
 
 // A block of 16 outputs, opened into `out`: the values of each quad as bytes, of 8-bit weights a plane after the other.
