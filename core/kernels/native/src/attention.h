@@ -209,9 +209,9 @@ static inline void soften(const Tile& t, int tile, int window, float cap, Gather
 }
 
 // What attention reads of one KV head, from some position on, which is a multiple of 16.
-static Tile cached_tile(const Run& run, const HrOp& op, const Unit& unit, int kv_head, int tile, int num_keys) {
+static Tile cached_tile(const Run& run, const HrOp& op, int seq, int kv_head, int tile, int num_keys) {
   const HrCache& c = run.program->cache;
-  const int32_t* table = run.step->tables + run.step->cu_blocks[unit.seq];
+  const int32_t* table = run.step->tables + run.step->cu_blocks[seq];
   Tile t{{}, {}, {}, {}, 2 * c.block_size, (num_keys + 15) / 16, num_keys, op.inner};
   for (int i = 0; i < t.columns; i++) {
     int position = tile + 16 * i, slot = position % c.block_size;
@@ -237,19 +237,28 @@ static void attend_tile(const HrOp& op, int tile, const Tile& t, const Tile* nex
 #undef HR_VALUES
 }
 
-static int first_tile(const Run& run, const HrOp& op, const Unit& unit) {
-  return op.window ? std::max(0, run.step->positions[unit.first] - op.window + 1) / KEYS * KEYS : 0;
+// Tiles that some rows of a unit look at together: its i-th of n rows, at keys [from, to) of that row's sequence.
+struct Span {
+  int i, n, seq, from, to;
+};
+static int num_spans(const Unit& unit) { return unit.shared == Unit::ALL ? 1 : 1 + unit.end - unit.first; }
+// First what all share, then what each has for itself.
+static Span span_of(const Run& run, const HrOp& op, const Unit& unit, int which) {
+  const int n = unit.end - unit.first, i = std::max(0, which - 1);
+  const int row = run.rows[unit.first + i], last = run.step->positions[run.rows[which ? unit.first + i : unit.end - 1]] + 1;
+  if (which) return {i, 1, run.row_seq[row], unit.shared, last};
+  const int from = op.window ? std::max(0, run.step->positions[row] - op.window + 1) / KEYS * KEYS : 0;
+  return {0, n, run.row_seq[row], from, std::min(unit.shared, last)};
 }
 
-static Tile opening_tile(const Run& run, const HrOp& op, const Unit& unit, int kv_head) {
-  int tile = first_tile(run, op, unit);
-  return cached_tile(run, op, unit, kv_head, tile, std::min(KEYS, run.step->positions[unit.end - 1] + 1 - tile));
+static Tile tile_of(const Run& run, const HrOp& op, const Span& span, int kv_head, int tile) {
+  return cached_tile(run, op, span.seq, kv_head, tile, std::min(KEYS, span.to - tile));
 }
 
 static void finish_queries(const Run& run, const HrOp& op, const Unit& unit, int kv_head, Gathered& g) {
   const int hd = op.inner, heads = op.heads / op.kv_heads;
   for (int r = 0; r < g.n; r++) {
-    int row = unit.first + r / heads, column = (kv_head * heads + r % heads) * hd;
+    int row = run.rows[unit.first + r / heads], column = (kv_head * heads + r % heads) * hd;
     float* o = g.o + r * hd;
     V by = set1(1.0f / sum(load(g.total + 16 * r)));
     for (int i = 0; i < hd; i += 16) store(o + i, mul(load(o + i), by));
@@ -261,11 +270,10 @@ static void finish_queries(const Run& run, const HrOp& op, const Unit& unit, int
   }
 }
 
-// Rows [first, end) of a sequence under KV heads [first_head, end_head). Tiles of keys come in ascending order. following: what
-// the same thread reads after it.
+// A unit under KV heads [first_head, end_head). Tiles of keys come in ascending order. following: what the same thread reads after
+// it.
 static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int first_head, int end_head, const Tile& following,
                         float* scratch) {
-  const HrStep& step = *run.step;
   const int hd = op.inner, heads = op.heads / op.kv_heads, n = (unit.end - unit.first) * heads, all = n * (end_head - first_head);
   float top[QUERIES], total[QUERIES * 16], q_scale[QUERIES], w_scale[QUERIES], again[QUERIES];
   int positions[QUERIES];
@@ -274,30 +282,36 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int fi
   const HrBuffer& query = run.program->buffers[op.a.buf];
   for (int r = 0; r < all; r++) {
     int head = (first_head + r / n) * heads + r % n % heads;
-    const float* from = query.data + (unit.first + r % n / heads) * query.stride + op.a.off + head * hd;
-    positions[r] = step.positions[unit.first + r % n / heads];
+    const int row = run.rows[unit.first + r % n / heads];
+    const float* from = query.data + row * query.stride + op.a.off + head * hd;
+    positions[r] = run.step->positions[row];
     q_scale[r] = shorts_of(from, hd, q + r * hd) * op.f0;
     std::memset(o + r * hd, 0, (size_t)hd * 4);
     top[r] = LEAST;
     store(total + 16 * r, zero());
   }
-  auto gathered = [&](int h) {
-    int at = (h - first_head) * n;
-    return Gathered{n, positions + at, q + at * hd, w, o + at * hd, s, q_scale + at, w_scale, again, top + at, total + 16 * at};
+  auto gathered = [&](int h, const Span& span) {
+    const int at = (h - first_head) * n + span.i * heads;
+    return Gathered{span.n * heads, positions + at, q + at * hd, w,        o + at * hd,    s,
+                    q_scale + at,   w_scale,        again,       top + at, total + 16 * at};
   };
-  const int to = step.positions[unit.end - 1] + 1;
-  for (int tile = first_tile(run, op, unit); tile < to; tile += KEYS) {
-    for (int h = first_head; h < end_head; h++) {
-      Gathered g = gathered(h);
-      Tile t = cached_tile(run, op, unit, h, tile, std::min(KEYS, to - tile)), next{};
-      if (h + 1 < end_head) next = cached_tile(run, op, unit, h + 1, tile, t.num_keys);
-      else if (tile + KEYS < to) next = cached_tile(run, op, unit, first_head, tile + KEYS, std::min(KEYS, to - tile - KEYS));
-      else next = following;
-      attend_tile(op, tile, t, &next, g);
+  const int spans = num_spans(unit);
+  for (int which = 0; which < spans; which++) {
+    const Span span = span_of(run, op, unit, which);
+    for (int tile = span.from; tile < span.to; tile += KEYS) {
+      for (int h = first_head; h < end_head; h++) {
+        Gathered g = gathered(h, span);
+        Tile t = tile_of(run, op, span, h, tile), next{};
+        if (h + 1 < end_head) next = tile_of(run, op, span, h + 1, tile);
+        else if (tile + KEYS < span.to) next = tile_of(run, op, span, first_head, tile + KEYS);
+        else if (which + 1 < spans) next = tile_of(run, op, span_of(run, op, unit, which + 1), first_head, unit.shared);
+        else next = following;
+        attend_tile(op, tile, t, &next, g);
+      }
     }
   }
   for (int h = first_head; h < end_head; h++) {
-    Gathered g = gathered(h);
+    Gathered g = gathered(h, {0, n / heads, 0, 0, 0});
     finish_queries(run, op, unit, h, g);
   }
 }
@@ -306,8 +320,10 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int fi
 static void attend_item(const Run& run, const HrOp& op, int item, int next_item, float* scratch) {
   const int together = run.heads_together, parts = op.kv_heads / together;
   Tile following{};
-  if (next_item < run.num_units * parts)
-    following = opening_tile(run, op, run.units[next_item / parts], next_item % parts * together);
+  if (next_item < run.num_units * parts) {
+    const Span span = span_of(run, op, run.units[next_item / parts], 0);
+    following = tile_of(run, op, span, next_item % parts * together, span.from);
+  }
   const int head = item % parts * together;
   if (op.gather && !run.units[item / parts].sampled) return;
   attend_unit(run, op, run.units[item / parts], head, head + together, following, scratch);

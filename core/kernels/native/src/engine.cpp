@@ -19,11 +19,12 @@ struct Engine {
   Team team;
   std::vector<std::vector<float>> scratch;
   std::vector<Unit> units;
-  std::vector<int32_t> row_seq, counts, sizes, totals;
+  std::vector<int32_t> rows, row_seq, counts, sizes, totals;
   std::vector<uint8_t> sampled;
   std::vector<Share> shares;
   std::vector<int32_t> blocks;
   int heads_together = 1;
+  bool windows = false;  // in any layer
 
   Engine(const HrProgram& p, const Dialect* d, int threads, int spin) : program(p), dialect(d), team(threads, spin) {
     int floats = p.scratch_floats;
@@ -34,6 +35,7 @@ struct Engine {
       const HrMatrix& m = p.matrices[i];
       if (m.storage == HR_Q4 || m.storage == HR_Q8) floats = std::max(floats, (m.k + 31) / 32 * 128 * (m.storage == HR_Q8 ? 8 : 4));
     }
+    for (int i = 0; i < p.num_ops; i++) windows |= p.ops[i].kind == HR_ATTEND && p.ops[i].window;
     divide_cache();
     scratch.assign((size_t)threads, std::vector<float>((size_t)floats + 16));
   }
@@ -61,25 +63,60 @@ struct Engine {
   }
 };
 
+// Keys, in whole tiles, that two sequences read from the same blocks.
+int in_common(const Engine& e, const HrStep& step, int a, int b) {
+  const int32_t *x = step.tables + step.cu_blocks[a], *y = step.tables + step.cu_blocks[b];
+  const int n = std::min(step.cu_blocks[a + 1] - step.cu_blocks[a], step.cu_blocks[b + 1] - step.cu_blocks[b]);
+  int same = 0;
+  while (same < n && x[same] == y[same]) same++;
+  return same * e.program.cache.block_size / HR_KEYS * HR_KEYS;
+}
+
 // Which rows attention takes together: as many queries as fit a tile. Sequences that begin with the same block come one after
-// the other, so that what they share is still in the cache.
+// the other; where each has one row, they look at what they share together, in groups enough for all threads.
 void plan_units(Engine& e, const HrStep& step, int heads_per_kv) {
   e.units.clear();
+  e.rows.clear();
   e.row_seq.resize((size_t)step.num_tokens);
   std::vector<int32_t> order((size_t)step.num_seqs);
   for (int i = 0; i < step.num_seqs; i++) order[(size_t)i] = i;
   auto first_block = [&](int32_t i) { return step.cu_blocks[i] < step.cu_blocks[i + 1] ? step.tables[step.cu_blocks[i]] : 0; };
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return first_block(a) < first_block(b); });
-  int most = std::max(1, HR_MAX_QUERIES / std::max(1, heads_per_kv));
-  for (int32_t seq : order) {
-    for (int row = step.cu_tokens[seq]; row < step.cu_tokens[seq + 1]; row++) e.row_seq[(size_t)row] = seq;
-    // From the end: the longest come first, so that no thread is left with one.
-    for (int end = step.cu_tokens[seq + 1]; end > step.cu_tokens[seq]; end -= most)
-      e.units.push_back({seq, std::max(step.cu_tokens[seq], end - most), end, 0});
+  const int most = std::max(1, HR_MAX_QUERIES / std::max(1, heads_per_kv));
+  auto is_alone = [&](int32_t seq) { return step.cu_tokens[seq + 1] - step.cu_tokens[seq] == 1; };
+  auto push = [&](int first_row, int end_row) {
+    const int first = (int)e.rows.size();
+    for (int row = first_row; row < end_row; row++) e.rows.push_back(row);
+    e.units.push_back({first, (int32_t)e.rows.size(), Unit::ALL, 0});
+  };
+  int alike = 0;  // sequences from here on that begin alike and have one row each
+  for (size_t i = 0; i < order.size(); i++) {
+    const int32_t seq = order[i], first = step.cu_tokens[seq];
+    for (int row = first; row < step.cu_tokens[seq + 1]; row++) e.row_seq[(size_t)row] = seq;
+    if (!is_alone(seq) || e.windows) {
+      // From the end: the longest come first, so that no thread is left with one.
+      for (int end = step.cu_tokens[seq + 1]; end > first; end -= most) push(std::max(first, end - most), end);
+      continue;
+    }
+    if (i == 0 || !is_alone(order[i - 1]) || first_block(order[i - 1]) != first_block(seq)) {
+      for (alike = 0; i + alike < order.size() && is_alone(order[i + alike]) && first_block(order[i + alike]) == first_block(seq);) alike++;
+    } else {
+      Unit& unit = e.units.back();
+      const int head = e.row_seq[(size_t)e.rows[(size_t)unit.first]];
+      const int group = std::min(most, (alike + e.team.size() - 1) / e.team.size()), shared = in_common(e, step, head, seq);
+      if (unit.end - unit.first < group && shared >= HR_KEYS && (unit.shared == Unit::ALL || 2 * shared > unit.shared)) {
+        unit.shared = std::min(unit.shared, shared);
+        e.rows.push_back(first);
+        unit.end++;
+        continue;
+      }
+    }
+    push(first, first + 1);
   }
   e.sampled.assign((size_t)step.num_tokens, 0);
   for (int i = 0; i < step.num_samples; i++) e.sampled[(size_t)step.sample_rows[i]] = 1;
-  for (Unit& unit : e.units) unit.sampled = std::find(&e.sampled[(size_t)unit.first], &e.sampled[0] + unit.end, 1) != &e.sampled[0] + unit.end;
+  for (Unit& unit : e.units)
+    for (int i = unit.first; i < unit.end; i++) unit.sampled |= e.sampled[(size_t)e.rows[(size_t)i]];
 }
 
 // The blocks that attention will read, in the order of its units, as many of one layer as processors' caches may keep until
@@ -91,12 +128,13 @@ void plan_cache(Engine& e, const HrStep& step) {
   const size_t most = c.block_stride ? (size_t)(MOST_BYTES / (c.block_stride * 2)) : 0;
   const int32_t *table = nullptr, *before = nullptr;
   int num_blocks = 0, num_before = 0;
-  for (const Unit& unit : e.units) {
-    if (table == step.tables + step.cu_blocks[unit.seq]) continue;  // Of the same sequence.
+  for (int32_t row : e.rows) {
+    const int32_t seq = e.row_seq[(size_t)row];
+    if (table == step.tables + step.cu_blocks[seq]) continue;  // Of the same sequence.
     before = table;
     num_before = num_blocks;
-    table = step.tables + step.cu_blocks[unit.seq];
-    num_blocks = step.positions[step.cu_tokens[unit.seq + 1] - 1] / c.block_size + 1;
+    table = step.tables + step.cu_blocks[seq];
+    num_blocks = step.positions[step.cu_tokens[seq + 1] - 1] / c.block_size + 1;
     for (int i = 0; i < num_blocks && e.blocks.size() < most; i++)
       if (i >= num_before || before[i] != table[i]) e.blocks.push_back(table[i]);
   }
@@ -184,7 +222,7 @@ void hr_run(void* engine, const HrStep* step, int32_t first, int32_t end) {
     e.sizes[(size_t)i] = size;
     e.counts[(size_t)i] = (total + size - 1) / size;
   }
-  Run run{&e.program,       step,          e.units.data(),  (int32_t)e.units.size(), e.row_seq.data(),
+  Run run{&e.program,       step,          e.units.data(),  (int32_t)e.units.size(), e.rows.data(),           e.row_seq.data(),
           e.heads_together, e.team.size(), e.shares.data(), e.blocks.data(),         (int32_t)e.blocks.size()};
   e.team.run(n, e.counts.data(), [&](int i, int item, int thread) {
     int size = e.sizes[(size_t)i], from = item * size;

@@ -2,9 +2,12 @@
 #pragma once
 #include "abi.h"
 
+// Rows that attention takes together: several of one sequence, or the last rows of several sequences that begin alike.
 struct Unit {
-  int32_t seq, first, end;  // rows of the batch
-  int32_t sampled;          // whether any of them is
+  int32_t first, end;  // of Run::rows
+  int32_t shared;      // keys that all of them read from the same blocks, in whole tiles; ALL of one sequence
+  int32_t sampled;     // whether any of them is
+  static constexpr int32_t ALL = INT32_MAX;
 };
 
 // What a product has fetched for the attention that follows it: a part, of 0 to 1, of the blocks that one will read.
@@ -18,6 +21,7 @@ struct Run {
   const HrStep* step;
   const Unit* units;
   int32_t num_units;
+  const int32_t* rows;     // of the batch, in the order of units
   const int32_t* row_seq;  // the sequence of each row
   int32_t heads_together;  // KV heads that an item of attention takes
   int32_t threads;         // of which each takes about every so many-th item
