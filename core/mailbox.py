@@ -104,13 +104,17 @@ class Mailbox:
 
     async def receive(self) -> Delta | None:
         """The next delta, waiting for it; None after the last."""
-        while not len(self):
+        waited = False
+        while not self._deltas and not self._pending:
             if self.ended or self.closed:
                 await trio.lowlevel.checkpoint()
                 return None
             await self._reader.park()
-        # The delta is taken after the checkpoint: a reader that is cancelled in it has lost nothing.
-        await trio.lowlevel.checkpoint()
+            waited = True
+        # The delta is taken after the checkpoint: a reader that is cancelled in it has lost nothing. To have waited is
+        # one, and a second would cost each token a turn of the loop.
+        if not waited:
+            await trio.lowlevel.checkpoint()
         return self.receive_nowait()
 
     def close(self) -> None:
