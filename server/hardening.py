@@ -17,6 +17,7 @@ from typing import Any, Final
 import h2.errors
 import h2.events
 import h2.exceptions
+import h11
 import hypercorn.config
 import hypercorn.protocol
 import hypercorn.protocol.h2
@@ -26,7 +27,7 @@ import hypercorn.trio.run
 import hypercorn.trio.tcp_server
 import trio
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol.events import Body, Data, EndBody, EndData, Trailers
+from hypercorn.protocol.events import Body, Data, EndBody, EndData, Response, Trailers
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.http_stream import ASGIHTTPState
 from hypercorn.trio.task_group import TaskGroup, _handle
@@ -175,9 +176,9 @@ class SafeTCPServer(hypercorn.trio.tcp_server.TCPServer):
             return b""
 
     async def protocol_send(self, event: Event) -> None:
-        if isinstance(event, Updated) and self._at_end:
-            return None
         if not isinstance(event, RawData):
+            if isinstance(event, Updated) and self._at_end:
+                return None
             return await super().protocol_send(event)
         data = event.data
         if isinstance(self.stream, trio.SocketStream) and not self.send_lock.locked():
@@ -234,6 +235,28 @@ class BoundedStreamBuffer(hypercorn.protocol.h2.StreamBuffer):
         if not self.buffer:
             await self._is_empty.set()
         return data
+
+
+class QuickH11Protocol(hypercorn.protocol.h11.H11Protocol):
+    """HTTP/1.1 that frames the chunks of a stream itself: h11 takes longer for one than the system does to send it."""
+
+    _chunked = False
+    """The body under way has no length, and the client understands chunks."""
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        connection = self.connection
+        if isinstance(event, Body):
+            # h11 stays in this state from the head to the end, so it need not hear of what is between.
+            if self._chunked and event.data and connection.our_state is h11.SEND_BODY:
+                return await self.send(RawData(b"%x\r\n%b\r\n" % (len(event.data), event.data)))
+        elif isinstance(event, Response):
+            self._chunked = (
+                event.status_code >= 200
+                and isinstance(connection, h11.Connection)
+                and (connection.their_http_version or b"") >= b"1.1"
+                and not any(name.lower() == b"content-length" for name, _ in event.headers)
+            )
+        return await super().stream_send(event)
 
 
 class SafeH2Protocol(hypercorn.protocol.h2.H2Protocol):
@@ -307,6 +330,7 @@ def install() -> None:
     for module, name, replacement in (
         (hypercorn.trio.run, "TCPServer", SafeTCPServer),
         (hypercorn.trio.tcp_server, "TaskGroup", SafeTaskGroup),
+        (hypercorn.protocol, "H11Protocol", QuickH11Protocol),
         (hypercorn.protocol, "H2Protocol", SafeH2Protocol),
         (hypercorn.protocol.h2, "StreamBuffer", BoundedStreamBuffer),
         (hypercorn.protocol.h11, "WSStream", SafeWSStream),
