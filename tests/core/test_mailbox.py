@@ -81,6 +81,23 @@ async def test_closing_cancels_and_wakes_the_reader(nursery: trio.Nursery) -> No
     assert len(box) == 0
 
 
+async def test_a_reader_that_waits_takes_what_comes_in_one_turn_of_the_loop(nursery: trio.Nursery) -> None:
+    class Turns(trio.abc.Instrument):
+        num = 0
+
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            self.num += task.name == "reader"
+
+    box, _ = mailbox()
+    nursery.start_soon(box.receive, name="reader")
+    await trio.testing.wait_all_tasks_blocked()
+    trio.lowlevel.add_instrument(turns := Turns())
+    box.put(Delta(text="here"))
+    await trio.testing.wait_all_tasks_blocked()
+    trio.lowlevel.remove_instrument(turns)
+    assert (turns.num, len(box)) == (1, 0)
+
+
 async def test_a_reader_cancelled_while_it_takes_a_delta_has_not_lost_it() -> None:
     box, _ = mailbox()
     box.put(Delta(text="kept"))
