@@ -62,24 +62,24 @@ async def stream(
         async for sampled in inbox:
             now = trio.current_time()
             for request in {row.row.sequence.request for row in sampled.rows}:
-                request.timeline.span("compute", sampled.forward_s)
-                request.timeline.span("sampling", sampled.sample_s)
+                span = request.timeline.span
+                span("compute", sampled.forward_s)
+                span("sampling", sampled.sample_s)
             note_plugins(sampled)
             gaps: list[float] = []
             num_tokens = 0
             for row in sampled.rows:
+                sequence = row.row.sequence
                 if row.scores:
-                    row.row.sequence.request.prompt_scores += row.scores
-                if not row.row.samples or row.row.sequence.unwanted:
+                    sequence.request.prompt_scores += row.scores
+                if not row.row.samples or sequence.unwanted:
                     continue
-                answer = answers.get(row.row.sequence)
+                answer = answers.get(sequence)
                 if answer is None:
                     try:
-                        answer = answers[row.row.sequence] = open_answer(
-                            row.row.sequence.request, tokenizer, account, watch
-                        )
+                        answer = answers[sequence] = open_answer(sequence.request, tokenizer, account, watch)
                     except RequestError as error:
-                        fail(row.row.sequence, error, tell)
+                        fail(sequence, error, tell)
                         continue
                 if answer.finished:
                     continue
@@ -223,11 +223,16 @@ def _put(answer: Answer, sequence: Sequence, text: str, finish: FinishReason | N
 
 
 def step_done(sampled: Sampled) -> StepDone:
-    rows = [row.row for row in sampled.rows]
+    num_prefill_tokens = num_decodes = 0
+    for row in sampled.rows:
+        if row.row.decode:
+            num_decodes += 1
+        else:
+            num_prefill_tokens += row.row.num_tokens
     return StepDone(
         index=sampled.index,
-        num_prefill_tokens=sum(row.num_tokens for row in rows if not row.decode),
-        num_decodes=sum(1 for row in rows if row.decode),
+        num_prefill_tokens=num_prefill_tokens,
+        num_decodes=num_decodes,
         forward_s=sampled.forward_s,
         sample_s=sampled.sample_s,
     )

@@ -209,7 +209,9 @@ class Sequence:
     @property
     def unwanted(self) -> bool:
         """Cancelled as a whole, or this choice reached a stop string."""
-        return self.request.cancelled or self.choice in self.request.stopped
+        request = self.request
+        mailbox = request.mailbox  # As `Request.cancelled`; every stage asks this of every row.
+        return mailbox.closed or mailbox.failed or self.choice in request.stopped
 
     def __repr__(self) -> str:
         return f"<Sequence {self.index} {self.request.id}[{self.choice}] slot {self.slot} epoch {self.epoch}>"

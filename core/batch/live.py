@@ -51,7 +51,7 @@ class Live:
         """Tokens drawn in steps that have not come back."""
         self.lookup: Lookup | None = None
         """Where guesses of the next tokens come from. While one is in flight, `num_computed` counts all as right."""
-        self.blocks: list[int] = []
+        self.blocks = array("i")
         self.digests: list[bytes] = []
         """Of the full blocks of `tokens`, from the start; extended as blocks fill."""
         self.num_published = 0

@@ -271,7 +271,7 @@ class Planner:
         if missing > self.pool.num_free:
             guesses = guesses[: len(live.blocks) * self.pool.block_size - live.num_computed - 1]
         elif missing > 0:
-            live.blocks += self.pool.allocate(missing)
+            live.blocks.extend(self.pool.allocate(missing))
         if guesses:
             draft.speculate(live, guesses)
             self.counters["drafts"] += 1
@@ -285,7 +285,11 @@ class Planner:
         return live.running and not live.leaving
 
     def _has_place(self, draft: Draft) -> bool:
-        return draft.num_seqs < self.limits.max_running and self._budget(draft) > 0
+        if draft.num_seqs >= self.limits.max_running:
+            return False
+        if draft.num_tokens == draft.num_decodes:  # No target keeps one more token out.
+            return draft.num_tokens < self.limits.max_step_tokens
+        return self._budget(draft) > 0
 
     def _budget(self, draft: Draft) -> int:
         """Tokens the step has room for. Beside running streams, a step takes no longer than the target."""
@@ -349,7 +353,7 @@ class Planner:
 
     def _start(self, live: Live, found: list[int]) -> None:
         self.pool.share(found)
-        live.blocks = found + self.pool.allocate(self._blocks_for(len(live.tokens)) - len(found))
+        live.blocks = array("i", found + self.pool.allocate(self._blocks_for(len(live.tokens)) - len(found)))
         live.num_computed = len(found) * self.pool.block_size
         live.num_published = len(found)
         live.running = True
@@ -393,7 +397,7 @@ class Planner:
         live = Live(sequence, array("i", leader.tokens), num_prompt=leader.num_prompt, max_tokens=leader.max_tokens)
         sequence.slot = self._free_slots.pop()
         live.turn = leader.turn
-        live.blocks = list(leader.blocks)
+        live.blocks = leader.blocks[:]
         self.pool.share(live.blocks)
         live.digests = list(leader.digests)
         live.num_published = leader.num_published
@@ -466,7 +470,7 @@ class Planner:
     def _return_blocks(self, live: Live) -> None:
         self._sharing.release(live)
         self.pool.free(live.blocks)
-        live.blocks = []
+        live.blocks = array("i")
         if live.sequence not in self._lives:
             if live.sequence.slot >= 0:
                 self._slot_ops.append(Release(slot=live.sequence.slot))
@@ -560,8 +564,11 @@ class Planner:
 
     def _measure(self, sampled: Sampled) -> None:
         """Keep the seconds that a token takes, and a step besides, for the budget beside running streams."""
-        num_tokens = sum(row.row.num_tokens for row in sampled.rows)
-        if num_tokens and self._token_s is not None and all(row.row.decode for row in sampled.rows):
+        num_tokens, decodes_only = 0, True
+        for row in sampled.rows:
+            num_tokens += row.row.num_tokens
+            decodes_only = decodes_only and row.row.decode
+        if num_tokens and self._token_s is not None and decodes_only:
             # Readers are used to what undisturbed steps take.
             seen = max(0.0, sampled.forward_s - num_tokens * self._token_s)
             self._step_s = _follow(self._step_s, seen, rising=0.05)
