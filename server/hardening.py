@@ -22,6 +22,7 @@ import hypercorn.config
 import hypercorn.protocol
 import hypercorn.protocol.h2
 import hypercorn.protocol.h11
+import hypercorn.protocol.http_stream
 import hypercorn.protocol.ws_stream
 import hypercorn.trio.run
 import hypercorn.trio.tcp_server
@@ -39,6 +40,7 @@ from hypercorn.typing import (
     ASGISendEvent,
     Scope,
 )
+from hypercorn.utils import suppress_body
 
 from ..hooks.errors import StartError
 from .ws_hardening import PING_S, PlainHandshake, SafeWSStream
@@ -237,26 +239,53 @@ class BoundedStreamBuffer(hypercorn.protocol.h2.StreamBuffer):
         return data
 
 
+class QuickHTTPStream(hypercorn.protocol.http_stream.HTTPStream):
+    """One request and its answer, of which the pieces of a stream go a shorter way.
+
+    Attributes:
+        chunk: sends a piece as a chunk; None: the body is of another kind, or there is none.
+    """
+
+    chunk: Callable[[bytes], Awaitable[None]] | None = None
+
+    async def app_send(self, message: Any) -> None:
+        if (
+            self.chunk is not None
+            and message is not None
+            and self.state is ASGIHTTPState.RESPONSE
+            and message["type"] == "http.response.body"
+            and message.get("more_body")
+            and (piece := message.get("body"))
+        ):
+            await self.chunk(bytes(piece))
+        else:
+            await super().app_send(message)
+
+
 class QuickH11Protocol(hypercorn.protocol.h11.H11Protocol):
     """HTTP/1.1 that frames the chunks of a stream itself: h11 takes longer for one than the system does to send it."""
 
-    _chunked = False
-    """The body under way has no length, and the client understands chunks."""
-
     async def stream_send(self, event: StreamEvent) -> None:
-        connection = self.connection
-        if isinstance(event, Body):
-            # h11 stays in this state from the head to the end, so it need not hear of what is between.
-            if self._chunked and event.data and connection.our_state is h11.SEND_BODY:
-                return await self.send(RawData(b"%x\r\n%b\r\n" % (len(event.data), event.data)))
-        elif isinstance(event, Response):
-            self._chunked = (
-                event.status_code >= 200
-                and isinstance(connection, h11.Connection)
-                and (connection.their_http_version or b"") >= b"1.1"
-                and not any(name.lower() == b"content-length" for name, _ in event.headers)
-            )
-        return await super().stream_send(event)
+        if isinstance(event, Response) and isinstance(self.stream, QuickHTTPStream):
+            self.stream.chunk = self._chunk if self._is_chunked(event, self.stream) else None
+        await super().stream_send(event)
+
+    def _is_chunked(self, head: Response, stream: QuickHTTPStream) -> bool:
+        """Whether the body has no length of its own, and the client understands chunks."""
+        return (
+            isinstance(self.connection, h11.Connection)
+            and (self.connection.their_http_version or b"") >= b"1.1"
+            and head.status_code >= 200
+            and not suppress_body(stream.scope["method"], head.status_code)
+            and not any(name.lower() == b"content-length" for name, _ in head.headers)
+        )
+
+    async def _chunk(self, piece: bytes) -> None:
+        # h11 is in one state from the head to the end, so it need not hear of what is between.
+        if self.connection.our_state is h11.SEND_BODY:
+            await self.send(RawData(b"%x\r\n%b\r\n" % (len(piece), piece)))
+        else:
+            await self.stream_send(Body(hypercorn.protocol.h11.STREAM_ID, piece))
 
 
 class SafeH2Protocol(hypercorn.protocol.h2.H2Protocol):
@@ -331,6 +360,7 @@ def install() -> None:
         (hypercorn.trio.run, "TCPServer", SafeTCPServer),
         (hypercorn.trio.tcp_server, "TaskGroup", SafeTaskGroup),
         (hypercorn.protocol, "H11Protocol", QuickH11Protocol),
+        (hypercorn.protocol.h11, "HTTPStream", QuickHTTPStream),
         (hypercorn.protocol, "H2Protocol", SafeH2Protocol),
         (hypercorn.protocol.h2, "StreamBuffer", BoundedStreamBuffer),
         (hypercorn.protocol.h11, "WSStream", SafeWSStream),
