@@ -218,8 +218,9 @@ def _put(answer: Answer, sequence: Sequence, text: str, finish: FinishReason | N
         )
     )
     answer.num_tokens = 0
-    answer.token_ids = ()
-    answer.logprobs = ()
+    if answer.token_ids:
+        answer.token_ids = ()
+        answer.logprobs = ()
 
 
 def step_done(sampled: Sampled) -> StepDone:

@@ -1,8 +1,9 @@
 """Hypercorn on Trio, made safe against single connections.
 
 Hypercorn's Trio worker lets one connection's protocol error end the whole server, and waits without a bound for clients
-that do not read. This module gives each of its classes at fault a subclass and puts it in the place of the original. It
-knows nothing of HTTP routes or of the engine; nothing else in the project reaches into Hypercorn.
+that do not read. This module gives each of its classes at fault a subclass and puts it in the place of the original;
+two more (`Quick…`) spare a token most of its way to the socket. It knows nothing of HTTP routes or of the engine;
+nothing else in the project reaches into Hypercorn.
 """
 
 from __future__ import annotations

@@ -82,12 +82,12 @@ class Live:
 
     @property
     def num_outputs(self) -> int:
-        return self.length - self.num_prompt
+        return len(self.tokens) + self.num_inflight - self.num_prompt
 
     @property
     def todo(self) -> int:
         """Tokens to compute before the next one can be drawn."""
-        return self.length - self.num_computed
+        return len(self.tokens) + self.num_inflight - self.num_computed
 
     @property
     def wants_scores(self) -> bool:

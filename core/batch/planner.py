@@ -206,8 +206,9 @@ class Planner:
         self.completed = sampled.index
         self._measure(sampled)
         for row in sampled.rows:
-            live = self._lives.get(row.row.sequence)
-            if live is None or row.row.epoch != live.sequence.epoch:
+            sequence = row.row.sequence
+            live = self._lives.get(sequence)
+            if live is None or row.row.epoch != sequence.epoch:
                 self.counters["stale_rows"] += 1
             else:
                 self._take(live, row)
@@ -488,22 +489,24 @@ class Planner:
 
     def _take(self, live: Live, row: SampledRow) -> None:
         """Note what a step brought for *live*."""
-        if row.row.samples and not row.num_kept:
+        planned = row.row
+        if planned.samples and not row.num_kept:
             live.num_inflight -= 1
-        if row.row.num_drafts:
+        if planned.num_drafts:
             # Until now it counted all guesses as right. What the wrong ones wrote will be overwritten.
-            live.num_computed = row.row.num_computed - row.row.num_drafts + row.num_kept
+            live.num_computed = planned.num_computed - planned.num_drafts + row.num_kept
         if row.error is not None:
             self.pool.forget(live.blocks)  # What it computed is not to be trusted.
             self._end_all(live.request)
             return
+        unwanted = live.sequence.unwanted
         if row.token_id >= 0:
             live.tokens.append(row.token_id)
             self._guesser.extend(live)
-            self.counters["generated_tokens"] += not live.sequence.unwanted
-            if not row.row.decode:
+            self.counters["generated_tokens"] += not unwanted
+            if not planned.decode:
                 self._note_state(live.request)
-        if row.finish is not None or live.sequence.unwanted:
+        if row.finish is not None or unwanted:
             self._growth.ended(len(live.tokens) - live.num_prompt)
             self._end(live)
         elif live.running:
