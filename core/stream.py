@@ -1,14 +1,13 @@
 """Tokens to text. Receives `Sampled`, puts `Delta` into each request's mailbox; never waits for a reader.
 
 Decodes, holds back what may become a stop string, and ends a choice whose text reached one. A decoder that fails ends
-its own request. Knows neither blocks nor tensors. The state of an answer dies with its `Sequence`.
+its own request. Knows neither blocks nor tensors. The state of an answer lies in its `Sequence`, and dies with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from weakref import WeakKeyDictionary
 
 import trio
 
@@ -57,7 +56,6 @@ async def stream(
         tell: says to the line that a choice has reached a stop string.
         observe: hears of each step and of the tokens it delivered.
     """
-    answers: WeakKeyDictionary[Sequence, Answer] = WeakKeyDictionary()
     with inbox:
         async for sampled in inbox:
             now = trio.current_time()
@@ -74,10 +72,10 @@ async def stream(
                     sequence.request.prompt_scores += row.scores
                 if not row.row.samples or sequence.unwanted:
                     continue
-                answer = answers.get(sequence)
+                answer: Answer | None = sequence.answer
                 if answer is None:
                     try:
-                        answer = answers[sequence] = open_answer(sequence.request, tokenizer, account, watch)
+                        answer = sequence.answer = open_answer(sequence.request, tokenizer, account, watch)
                     except RequestError as error:
                         fail(sequence, error, tell)
                         continue

@@ -195,9 +195,10 @@ class Sequence:
         choice: 0 … n - 1.
         slot: the sampling state it owns on the compute thread, from its first step to its end; -1 before.
         epoch: counts its stays in the KV cache; rows of an older stay are stale.
+        answer: what `stream` keeps of its text on the way out, and nobody else looks at.
     """
 
-    __slots__ = ("__weakref__", "choice", "epoch", "index", "request", "slot")
+    __slots__ = ("__weakref__", "answer", "choice", "epoch", "index", "request", "slot")
 
     def __init__(self, *, index: int, request: Request, choice: int) -> None:
         self.index = index
@@ -205,6 +206,7 @@ class Sequence:
         self.choice = choice
         self.slot = -1
         self.epoch = 0
+        self.answer: Any = None
 
     @property
     def unwanted(self) -> bool:
