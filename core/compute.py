@@ -193,14 +193,22 @@ class Courtesy(trio.abc.Instrument):
 
     def __init__(self, give_way: Callable[[bool], None]) -> None:
         self._give_way = give_way
+        self._at_work = False
 
     def before_io_wait(self, timeout: float) -> None:
         """The loop has nothing to do for so many seconds."""
         if timeout > 0:
+            self._at_work = False
             self._give_way(False)
 
     def after_io_wait(self, timeout: float) -> None:
-        """The loop goes on."""
+        """The loop goes on. It says so once, for it goes round several times a step."""
+        if not self._at_work:
+            self._at_work = True
+            self._give_way(True)
+
+    def soon(self) -> None:
+        """From any thread: the loop will be at work in a moment."""
         self._give_way(True)
 
 
@@ -259,7 +267,7 @@ class Compute:
                 step, handle = job
                 result = outcome.capture(self._run, step)
                 if self._courtesy is not None:
-                    self._courtesy.after_io_wait(0)  # It will be, in a moment.
+                    self._courtesy.soon()
                 try:
                     assert self._token is not None
                     self._token.run_sync_soon(handle.finish, result)

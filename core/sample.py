@@ -37,12 +37,26 @@ def judge(step: Step, result: StepResult, end_ids: frozenset[int]) -> Sampled:
     rows: list[SampledRow] = []
     first = first_score = 0
     for row in step.rows:
-        scores = tuple(result.scores[first_score : first_score + row.num_scores])
-        first_score += row.num_scores
+        scores: tuple[TokenLogprobs, ...] = ()
+        if row.num_scores:
+            scores = tuple(result.scores[first_score : first_score + row.num_scores])
+            first_score += row.num_scores
         if not row.samples:
             rows.append(SampledRow(row=row, scores=scores))
             continue
-        rows += _judge_row(row, first, result, end_ids, scores)
+        token_id = result.token_ids[first]
+        if row.num_drafts or token_id < 0 or first in result.errors:
+            rows += _judge_row(row, first, result, end_ids, scores)
+        else:  # As nearly always; the same in short.
+            rows.append(
+                SampledRow(
+                    row=row,
+                    token_id=token_id,
+                    logprobs=result.logprobs.get(first),
+                    finish=finish_reason(row, row.output_index, token_id, end_ids),
+                    scores=scores,
+                )
+            )
         first += 1 + row.num_drafts
     return Sampled(
         index=step.index,

@@ -5,7 +5,7 @@ Knows blocks, slots and numbers of tokens; knows neither text nor tensors. What 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 
 import structlog
 import trio
@@ -28,10 +28,14 @@ async def schedule(inbox: Inbox[Heard], forward: Outbox[Step], *, planner: Plann
     draining = False
     with inbox, forward:
         while not (draining and planner.idle):
-            with trio.move_on_at(planner.next_timeout()):
+            if (timeout := planner.next_timeout()) == math.inf:  # As nearly always: a scope would cost every step.
                 draining |= hear(await inbox.receive(), planner, control)
-            for message in _ready(inbox):
-                draining |= hear(message, planner, control)
+            else:
+                with trio.move_on_at(timeout):
+                    draining |= hear(await inbox.receive(), planner, control)
+            # No more than there are now, so that planning cannot be put off for ever.
+            for _ in range(inbox.num_ready):
+                draining |= hear(inbox.receive_nowait(), planner, control)
             for request in planner.expire():
                 log.warning("parked too long", request=request.id, park_timeout_s=planner.limits.park_timeout_s)
             while planner.num_inflight < MAX_INFLIGHT and (step := planner.plan()):
@@ -51,12 +55,3 @@ def hear(message: Heard, planner: Planner, control: Control) -> bool:
         case Drain():
             return True
     return False
-
-
-def _ready(inbox: Inbox[Heard]) -> Iterator[Heard]:
-    """What has arrived by now; no more than the inbox holds, so that planning cannot be put off for ever."""
-    for _ in range(inbox.capacity):
-        try:
-            yield inbox.receive_nowait()
-        except (trio.WouldBlock, trio.EndOfChannel):
-            return

@@ -1,14 +1,13 @@
 """Tokens to text. Receives `Sampled`, puts `Delta` into each request's mailbox; never waits for a reader.
 
 Decodes, holds back what may become a stop string, and ends a choice whose text reached one. A decoder that fails ends
-its own request. Knows neither blocks nor tensors. The state of an answer dies with its `Sequence`.
+its own request. Knows neither blocks nor tensors. The state of an answer lies in its `Sequence`, and dies with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from weakref import WeakKeyDictionary
 
 import trio
 
@@ -57,29 +56,28 @@ async def stream(
         tell: says to the line that a choice has reached a stop string.
         observe: hears of each step and of the tokens it delivered.
     """
-    answers: WeakKeyDictionary[Sequence, Answer] = WeakKeyDictionary()
     with inbox:
         async for sampled in inbox:
             now = trio.current_time()
             for request in {row.row.sequence.request for row in sampled.rows}:
-                request.timeline.span("compute", sampled.forward_s)
-                request.timeline.span("sampling", sampled.sample_s)
+                span = request.timeline.span
+                span("compute", sampled.forward_s)
+                span("sampling", sampled.sample_s)
             note_plugins(sampled)
             gaps: list[float] = []
             num_tokens = 0
             for row in sampled.rows:
+                sequence = row.row.sequence
                 if row.scores:
-                    row.row.sequence.request.prompt_scores += row.scores
-                if not row.row.samples or row.row.sequence.unwanted:
+                    sequence.request.prompt_scores += row.scores
+                if not row.row.samples or sequence.unwanted:
                     continue
-                answer = answers.get(row.row.sequence)
+                answer: Answer | None = sequence.answer
                 if answer is None:
                     try:
-                        answer = answers[row.row.sequence] = open_answer(
-                            row.row.sequence.request, tokenizer, account, watch
-                        )
+                        answer = sequence.answer = open_answer(sequence.request, tokenizer, account, watch)
                     except RequestError as error:
-                        fail(row.row.sequence, error, tell)
+                        fail(sequence, error, tell)
                         continue
                 if answer.finished:
                     continue
@@ -218,16 +216,22 @@ def _put(answer: Answer, sequence: Sequence, text: str, finish: FinishReason | N
         )
     )
     answer.num_tokens = 0
-    answer.token_ids = ()
-    answer.logprobs = ()
+    if answer.token_ids:
+        answer.token_ids = ()
+        answer.logprobs = ()
 
 
 def step_done(sampled: Sampled) -> StepDone:
-    rows = [row.row for row in sampled.rows]
+    num_prefill_tokens = num_decodes = 0
+    for row in sampled.rows:
+        if row.row.decode:
+            num_decodes += 1
+        else:
+            num_prefill_tokens += row.row.num_tokens
     return StepDone(
         index=sampled.index,
-        num_prefill_tokens=sum(row.num_tokens for row in rows if not row.decode),
-        num_decodes=sum(1 for row in rows if row.decode),
+        num_prefill_tokens=num_prefill_tokens,
+        num_decodes=num_decodes,
         forward_s=sampled.forward_s,
         sample_s=sampled.sample_s,
     )

@@ -62,7 +62,8 @@ class Timeline:
         self._plugins[who] = self._plugins.get(who, 0.0) + seconds
 
     def mark(self, event: str) -> None:
-        self._marks.setdefault(event, self._clock())
+        if event not in self._marks:
+            self._marks[event] = self._clock()
 
     def end(self) -> None:
         """The reader has taken the last delta, or has gone. Idempotent."""

@@ -195,9 +195,10 @@ class Sequence:
         choice: 0 … n - 1.
         slot: the sampling state it owns on the compute thread, from its first step to its end; -1 before.
         epoch: counts its stays in the KV cache; rows of an older stay are stale.
+        answer: what `stream` keeps of its text on the way out, and nobody else looks at.
     """
 
-    __slots__ = ("__weakref__", "choice", "epoch", "index", "request", "slot")
+    __slots__ = ("__weakref__", "answer", "choice", "epoch", "index", "request", "slot")
 
     def __init__(self, *, index: int, request: Request, choice: int) -> None:
         self.index = index
@@ -205,11 +206,14 @@ class Sequence:
         self.choice = choice
         self.slot = -1
         self.epoch = 0
+        self.answer: Any = None
 
     @property
     def unwanted(self) -> bool:
         """Cancelled as a whole, or this choice reached a stop string."""
-        return self.request.cancelled or self.choice in self.request.stopped
+        request = self.request
+        mailbox = request.mailbox  # As `Request.cancelled`; every stage asks this of every row.
+        return mailbox.closed or mailbox.failed or self.choice in request.stopped
 
     def __repr__(self) -> str:
         return f"<Sequence {self.index} {self.request.id}[{self.choice}] slot {self.slot} epoch {self.epoch}>"

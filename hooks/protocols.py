@@ -30,7 +30,7 @@ class Mailbox(Protocol):
 
     @property
     def last_read(self) -> float:
-        """When the reader took a delta last, in `trio.current_time()`; -inf before."""
+        """When the reader took a delta last while `parked`, in `trio.current_time()`; -inf before."""
         ...
 
     @property

@@ -135,6 +135,12 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
+    def observe_all(self, values: Iterable[float]) -> None:
+        bounds, counts = self._bounds, self._counts
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            self._sum += value
+
     def cumulative(self) -> tuple[list[tuple[str, float]], float]:
         """((upper bound, values up to it) …, sum of the values), as `HistogramMetricFamily` takes them."""
         buckets, total = [], 0
@@ -192,8 +198,7 @@ class Metrics(Collector):
         """Slot `observer`."""
         match event:
             case TokensDelivered(gaps_s=gaps):
-                for gap in gaps:
-                    self._gap.observe(gap)
+                self._gap.observe_all(gaps)
             case StepDone(forward_s=forward_s, sample_s=sample_s):
                 self._step.observe(forward_s + sample_s)
                 self._step_tokens.observe(event.num_prefill_tokens + event.num_decodes)

@@ -61,15 +61,21 @@ class TokenStream:
             raise first.error
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         events = Events(self._engine, request, self._format)
-        async with trio.open_nursery() as nursery:
-            writer = Writer(send, self._ping_s, start_at_once=waiting.cancelled_caught)
-            nursery.start_soon(writer.ping)
-            out = events.encode(first) if first is not None else b""
+        out = events.encode(first) if first is not None else b""
+
+        async def write_all() -> None:
+            nonlocal out
             while not events.ended:
                 if out:
                     await writer.write(out)
                 out = await events.next()
             nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            writer = Writer(send, self._ping_s, start_at_once=waiting.cancelled_caught)
+            nursery.start_soon(writer.ping)
+            # A task of its own: to wake one goes through every call on its way down, and there are two dozen to here.
+            nursery.start_soon(write_all)
         return Ending(partial(send, {"type": "http.response.body", "body": out, "more_body": False}), events.error)
 
 

@@ -43,11 +43,43 @@ class Draft:
         self.copies.append(target)
 
     def decode(self, live: Live) -> None:
-        """Compute the last token of *live*, whose id may still be on its way, and draw the next."""
-        position, tokens = live.num_computed, live.tokens
-        self._tokens.append(tokens[position] if position < len(tokens) else UNKNOWN_TOKEN)
+        """Compute the last token of *live*, whose id may still be on its way, and draw the next.
+
+        Nearly all rows are such, so what `_add` and `_row` do is here in one.
+        """
+        position, tokens, sequence = live.num_computed, live.tokens, live.sequence
+        num_known, slot = len(tokens), sequence.slot
+        output_index = num_known + live.num_inflight - live.num_prompt
+        self._rows.append(
+            Row(
+                sequence=sequence,
+                epoch=sequence.epoch,
+                num_tokens=1,
+                num_computed=position + 1,
+                samples=True,
+                output_index=output_index,
+                max_tokens=live.max_tokens,
+                decode=output_index > 0,
+            )
+        )
+        self._tokens.append(tokens[position] if position < num_known else UNKNOWN_TOKEN)
         self._positions.append(position)
-        self._add(live, 1, samples=True, decode=len(tokens) + live.num_inflight > live.num_prompt)
+        self._slots.append(slot)
+        self._seq_lens.append(position + 1)
+        self._block_tables.extend(live.blocks)
+        self._cu_blocks.append(len(self._block_tables))
+        self._sample_rows.append(self.num_tokens)
+        self._sample_slots.append(slot)
+        self._sample_positions.append(output_index)
+        self._sample_drafts.append(-1)
+        self.num_tokens += 1
+        self._cu_tokens.append(self.num_tokens)
+        if self.num_decodes == self.num_seqs:
+            self.num_decodes += 1
+        self.num_seqs += 1
+        live.num_computed = position + 1
+        live.num_inflight += 1
+        live.last_step = self.index
 
     def speculate(self, live: Live, guesses: array[int]) -> None:
         """Compute the last token of *live* and *guesses* of those that follow, and draw after each of them."""

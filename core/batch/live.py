@@ -51,7 +51,7 @@ class Live:
         """Tokens drawn in steps that have not come back."""
         self.lookup: Lookup | None = None
         """Where guesses of the next tokens come from. While one is in flight, `num_computed` counts all as right."""
-        self.blocks: list[int] = []
+        self.blocks = array("i")
         self.digests: list[bytes] = []
         """Of the full blocks of `tokens`, from the start; extended as blocks fill."""
         self.num_published = 0
@@ -82,12 +82,12 @@ class Live:
 
     @property
     def num_outputs(self) -> int:
-        return self.length - self.num_prompt
+        return len(self.tokens) + self.num_inflight - self.num_prompt
 
     @property
     def todo(self) -> int:
         """Tokens to compute before the next one can be drawn."""
-        return self.length - self.num_computed
+        return len(self.tokens) + self.num_inflight - self.num_computed
 
     @property
     def wants_scores(self) -> bool:

@@ -206,8 +206,9 @@ class Planner:
         self.completed = sampled.index
         self._measure(sampled)
         for row in sampled.rows:
-            live = self._lives.get(row.row.sequence)
-            if live is None or row.row.epoch != live.sequence.epoch:
+            sequence = row.row.sequence
+            live = self._lives.get(sequence)
+            if live is None or row.row.epoch != sequence.epoch:
                 self.counters["stale_rows"] += 1
             else:
                 self._take(live, row)
@@ -271,7 +272,7 @@ class Planner:
         if missing > self.pool.num_free:
             guesses = guesses[: len(live.blocks) * self.pool.block_size - live.num_computed - 1]
         elif missing > 0:
-            live.blocks += self.pool.allocate(missing)
+            live.blocks.extend(self.pool.allocate(missing))
         if guesses:
             draft.speculate(live, guesses)
             self.counters["drafts"] += 1
@@ -285,7 +286,11 @@ class Planner:
         return live.running and not live.leaving
 
     def _has_place(self, draft: Draft) -> bool:
-        return draft.num_seqs < self.limits.max_running and self._budget(draft) > 0
+        if draft.num_seqs >= self.limits.max_running:
+            return False
+        if draft.num_tokens == draft.num_decodes:  # No target keeps one more token out.
+            return draft.num_tokens < self.limits.max_step_tokens
+        return self._budget(draft) > 0
 
     def _budget(self, draft: Draft) -> int:
         """Tokens the step has room for. Beside running streams, a step takes no longer than the target."""
@@ -349,7 +354,7 @@ class Planner:
 
     def _start(self, live: Live, found: list[int]) -> None:
         self.pool.share(found)
-        live.blocks = found + self.pool.allocate(self._blocks_for(len(live.tokens)) - len(found))
+        live.blocks = array("i", found + self.pool.allocate(self._blocks_for(len(live.tokens)) - len(found)))
         live.num_computed = len(found) * self.pool.block_size
         live.num_published = len(found)
         live.running = True
@@ -393,7 +398,7 @@ class Planner:
         live = Live(sequence, array("i", leader.tokens), num_prompt=leader.num_prompt, max_tokens=leader.max_tokens)
         sequence.slot = self._free_slots.pop()
         live.turn = leader.turn
-        live.blocks = list(leader.blocks)
+        live.blocks = leader.blocks[:]
         self.pool.share(live.blocks)
         live.digests = list(leader.digests)
         live.num_published = leader.num_published
@@ -466,7 +471,7 @@ class Planner:
     def _return_blocks(self, live: Live) -> None:
         self._sharing.release(live)
         self.pool.free(live.blocks)
-        live.blocks = []
+        live.blocks = array("i")
         if live.sequence not in self._lives:
             if live.sequence.slot >= 0:
                 self._slot_ops.append(Release(slot=live.sequence.slot))
@@ -484,22 +489,24 @@ class Planner:
 
     def _take(self, live: Live, row: SampledRow) -> None:
         """Note what a step brought for *live*."""
-        if row.row.samples and not row.num_kept:
+        planned = row.row
+        if planned.samples and not row.num_kept:
             live.num_inflight -= 1
-        if row.row.num_drafts:
+        if planned.num_drafts:
             # Until now it counted all guesses as right. What the wrong ones wrote will be overwritten.
-            live.num_computed = row.row.num_computed - row.row.num_drafts + row.num_kept
+            live.num_computed = planned.num_computed - planned.num_drafts + row.num_kept
         if row.error is not None:
             self.pool.forget(live.blocks)  # What it computed is not to be trusted.
             self._end_all(live.request)
             return
+        unwanted = live.sequence.unwanted
         if row.token_id >= 0:
             live.tokens.append(row.token_id)
             self._guesser.extend(live)
-            self.counters["generated_tokens"] += not live.sequence.unwanted
-            if not row.row.decode:
+            self.counters["generated_tokens"] += not unwanted
+            if not planned.decode:
                 self._note_state(live.request)
-        if row.finish is not None or live.sequence.unwanted:
+        if row.finish is not None or unwanted:
             self._growth.ended(len(live.tokens) - live.num_prompt)
             self._end(live)
         elif live.running:
@@ -560,8 +567,11 @@ class Planner:
 
     def _measure(self, sampled: Sampled) -> None:
         """Keep the seconds that a token takes, and a step besides, for the budget beside running streams."""
-        num_tokens = sum(row.row.num_tokens for row in sampled.rows)
-        if num_tokens and self._token_s is not None and all(row.row.decode for row in sampled.rows):
+        num_tokens, decodes_only = 0, True
+        for row in sampled.rows:
+            num_tokens += row.row.num_tokens
+            decodes_only = decodes_only and row.row.decode
+        if num_tokens and self._token_s is not None and decodes_only:
             # Readers are used to what undisturbed steps take.
             seen = max(0.0, sampled.forward_s - num_tokens * self._token_s)
             self._step_s = _follow(self._step_s, seen, rising=0.05)

@@ -48,3 +48,13 @@ async def test_a_closed_inbox_breaks_its_senders() -> None:
     inbox.close()
     with pytest.raises(trio.BrokenResourceError):
         outbox.send_nowait(1)
+
+
+async def test_to_send_where_there_is_room_does_not_wait() -> None:
+    outbox, inbox = pair(1)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await outbox.send(1)
+        await outbox.send(2)
+    assert scope.cancelled_caught
+    assert [await inbox.receive(), inbox.statistics().depth] == [1, 0]

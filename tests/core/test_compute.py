@@ -12,7 +12,7 @@ import torch
 import trio
 from trio.testing import MockClock
 
-from headrace.core.compute import MODEL, Activity, Compute, Handle, Runner, Sampling, watch
+from headrace.core.compute import MODEL, Activity, Compute, Courtesy, Handle, Runner, Sampling, watch
 from headrace.core.kernels import Batch, Flat, as_tensors
 from headrace.core.sampling import SamplingState
 from headrace.hooks.messages import UNKNOWN_TOKEN, Admit, Step, StepResult
@@ -105,6 +105,16 @@ async def test_the_compute_threads_are_told_when_the_loop_is_at_work() -> None:
             assert told[-1]  # This is the loop at work.
     assert told_while_running == [False] * 3
     assert not told[-1]
+
+
+def test_the_compute_threads_are_told_of_a_change_and_not_of_each_turn_of_the_loop() -> None:
+    told: list[bool] = []
+    courtesy = Courtesy(told.append)
+    for timeout in (1.0, 0.0, 0.0, 1.0):
+        courtesy.before_io_wait(timeout)
+        courtesy.after_io_wait(timeout)
+    courtesy.soon()
+    assert told == [False, True, False, True, True]
 
 
 async def test_a_wait_that_is_cancelled_leaves_the_step_running() -> None:

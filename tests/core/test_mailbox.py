@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import trio
 
 from headrace.core.mailbox import Mailbox
@@ -79,6 +80,51 @@ async def test_closing_cancels_and_wakes_the_reader(nursery: trio.Nursery) -> No
     assert told == [Cancel]
     box.put(Delta(text="late"))
     assert len(box) == 0
+
+
+async def test_a_reader_that_waits_takes_what_comes_in_one_turn_of_the_loop(nursery: trio.Nursery) -> None:
+    class Turns(trio.abc.Instrument):
+        num = 0
+
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            self.num += task.name == "reader"
+
+    box, _ = mailbox()
+    nursery.start_soon(box.receive, name="reader")
+    await trio.testing.wait_all_tasks_blocked()
+    trio.lowlevel.add_instrument(turns := Turns())
+    box.put(Delta(text="here"))
+    await trio.testing.wait_all_tasks_blocked()
+    trio.lowlevel.remove_instrument(turns)
+    assert (turns.num, len(box)) == (1, 0)
+
+
+async def test_one_reader_waits_at_a_time_and_may_come_again_after_it_was_cancelled(nursery: trio.Nursery) -> None:
+    box, _ = mailbox()
+    with trio.move_on_after(0):
+        await box.receive()
+    nursery.start_soon(box.receive)
+    await trio.testing.wait_all_tasks_blocked()
+    with pytest.raises(trio.BusyResourceError):
+        await box.receive()
+    box.put(Delta(text="for the first"))
+    box.put(Delta(text="left over"))
+    await trio.testing.wait_all_tasks_blocked()
+    delta = await box.receive()
+    assert delta is not None
+    assert delta.text == "left over"
+
+
+def test_a_read_is_remembered_while_the_reader_is_behind() -> None:
+    box = Mailbox(max_deltas=2, clock=lambda: 5.0)
+    box.put(Delta(text="a"))
+    box.receive_nowait()
+    assert box.last_read == -float("inf")
+    for _ in range(3):
+        box.put(Delta(text="a"))
+    assert box.parked
+    box.receive_nowait()
+    assert box.last_read == 5.0
 
 
 async def test_a_reader_cancelled_while_it_takes_a_delta_has_not_lost_it() -> None:
