@@ -24,6 +24,7 @@ from .draft import Draft
 from .growth import Growth
 from .live import Live
 from .ngram import Guesser
+from .pace import Pace
 from .sharing import Sharing
 from .turns import Turns
 from .waiting import Waiting
@@ -101,9 +102,7 @@ class Planner:
         self._free_slots = list(range(limits.num_slots - 1, -1, -1))
         self._slot_ops: list[Admit | Fork | Release] = []
         self._num_sequences = 0
-        self._token_s: float | None = None
-        self._step_s: float | None = None
-        """What a step takes besides its tokens: all weights are read once, whatever is computed."""
+        self._pace = Pace(target_step_s=limits.target_step_s, max_pause=limits.max_pause, least=pool.block_size)
 
     # ── what is asked from outside ────────────────────────────────────────────────────────────────────────────────
 
@@ -295,18 +294,9 @@ class Planner:
     def _budget(self, draft: Draft) -> int:
         """Tokens the step has room for. Beside running streams, a step takes no longer than the target."""
         limit = self.limits.max_step_tokens
-        if self._token_s and draft.num_decodes and (step_s := self._longest_step(draft)) is not None:
-            limit = min(limit, max(self.pool.block_size, int((step_s - (self._step_s or 0.0)) / self._token_s)))
-            limit = max(limit, draft.num_decodes + 1)
-        return min(limit, self.limits.max_step_tokens) - draft.num_tokens
-
-    def _longest_step(self, draft: Draft) -> float | None:
-        """Seconds a step with prefill may take beside the decodes of *draft*; None: no matter."""
-        limits = [] if self.limits.target_step_s is None else [self.limits.target_step_s]
-        if self.limits.max_pause is not None and self._step_s is not None:
-            assert self._token_s is not None
-            limits.append(self.limits.max_pause * (self._step_s + draft.num_decodes * self._token_s))
-        return min(limits, default=None)
+        if (room := self._pace.room(draft.num_decodes)) is not None:
+            limit = min(limit, max(self.pool.block_size, draft.num_decodes + max(1, room)))
+        return limit - draft.num_tokens
 
     def _chunk(self, live: Live, draft: Draft) -> int:
         """Tokens of its prompt that *live* computes in this step."""
@@ -566,27 +556,11 @@ class Planner:
         request.timeline.enter(state)
 
     def _measure(self, sampled: Sampled) -> None:
-        """Keep the seconds that a token takes, and a step besides, for the budget beside running streams."""
-        num_tokens, decodes_only = 0, True
+        """Keep how long steps take, for the budget beside running streams."""
+        num_decodes = num_prefill = 0
         for row in sampled.rows:
-            num_tokens += row.row.num_tokens
-            decodes_only = decodes_only and row.row.decode
-        if num_tokens and self._token_s is not None and decodes_only:
-            # Readers are used to what undisturbed steps take.
-            seen = max(0.0, sampled.forward_s - num_tokens * self._token_s)
-            self._step_s = _follow(self._step_s, seen, rising=0.05)
-        elif num_tokens >= self.pool.block_size:
-            besides = min(self._step_s or 0.0, 0.9 * sampled.forward_s)
-            self._token_s = _follow(self._token_s, (sampled.forward_s - besides) / num_tokens)
-
-
-def _follow(known: float | None, seen: float, *, rising: float = 0.3) -> float:
-    """A running mean that no single step throws far off: a machine that did something else for a moment is not slow.
-
-    Args:
-        rising: the weight of *seen* where it is more than what was known.
-    """
-    if not known:
-        return seen
-    weight = rising if seen > known else 0.3
-    return (1 - weight) * known + weight * min(max(seen, known / 2), 2 * known)
+            if row.row.decode:
+                num_decodes += row.row.num_tokens
+            else:
+                num_prefill += row.row.num_tokens
+        self._pace.measure(num_decodes, num_prefill, sampled.forward_s)
