@@ -80,6 +80,7 @@ def build(settings: Settings, progress: Progress, where: WhereOf = no_origin) ->
             prefix_cache=line.prefix_cache,
             target_step_s=line.target_step_s,
             max_pause=line.max_pause,
+            start_pause_s=line.start_pause_s,
             num_guesses=line.guesses,
             park_timeout_s=line.park_timeout_s,
         ),

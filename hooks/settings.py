@@ -77,6 +77,13 @@ class Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "unset: no matter."
         ),
     ] = 3.5
+    start_pause_s: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="Seconds such a step may take at least while no stream that runs has more than 16 tokens: "
+            "those that start together have their first ones sooner; unset: as later."
+        ),
+    ] = 0.06
     guesses: Annotated[
         int,
         Meta(

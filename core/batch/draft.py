@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from typing import Final
 
 from ...hooks.messages import UNKNOWN_TOKEN, Admit, Fork, Release, Row, Step
 from .live import Live
+
+START_TOKENS: Final = 16
+"""Tokens of an answer that are its start: who has read no more is used to no pace yet."""
 
 
 class Draft:
@@ -16,6 +20,8 @@ class Draft:
         self.num_tokens = 0
         self.num_seqs = 0
         self.num_decodes = 0
+        self.num_settled = 0
+        """Decodes of streams that are past their start."""
         self.copies = array("i")
         self._tokens = array("i")
         self._positions = array("i")
@@ -76,6 +82,7 @@ class Draft:
         self._cu_tokens.append(self.num_tokens)
         if self.num_decodes == self.num_seqs:
             self.num_decodes += 1
+        self.num_settled += output_index > START_TOKENS
         self.num_seqs += 1
         live.num_computed = position + 1
         live.num_inflight += 1
@@ -83,6 +90,7 @@ class Draft:
 
     def speculate(self, live: Live, guesses: array[int]) -> None:
         """Compute the last token of *live* and *guesses* of those that follow, and draw after each of them."""
+        self.num_settled += 1  # Guesses pay where much has been said already.
         start, num_tokens = live.num_computed, 1 + len(guesses)
         self._tokens.append(live.tokens[start])
         self._tokens.extend(guesses)

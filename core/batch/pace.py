@@ -12,12 +12,21 @@ class Pace:
     Args:
         target_step_s: how long a step may take that computes prefill beside running streams; None: no matter.
         max_pause: the same in times a step that only decodes; None: no matter.
+        start_pause_s: what it may take at least while all running streams are at their start; None: no more than later.
         least: tokens from which on a step says something of a token's time.
     """
 
-    def __init__(self, *, target_step_s: float | None, max_pause: float | None, least: int) -> None:
+    def __init__(
+        self,
+        *,
+        target_step_s: float | None,
+        max_pause: float | None,
+        start_pause_s: float | None = None,
+        least: int,
+    ) -> None:
         self._target_step_s = target_step_s
         self._max_pause = max_pause
+        self._start_pause_s = start_pause_s
         self._least = least
         self._decode_s: dict[int, float] = {}
         """By number of decodes. Not a line through them: rows of a batch cost more the more memory they read."""
@@ -37,14 +46,20 @@ class Pace:
                 seen = max(forward_s - decodes_s, 0.1 * forward_s) / num_prefill
             self._token_s = _follow(self._token_s, seen)
 
-    def room(self, num_decodes: int) -> int | None:
-        """Tokens of prompts that fit beside so many decodes; None: no matter how many."""
+    def room(self, num_decodes: int, *, starting: bool = False) -> int | None:
+        """Tokens of prompts that fit beside so many decodes; None: no matter how many.
+
+        Args:
+            starting: all of these are at their start. Prompts are then read in larger pieces, which cost less a token,
+                and nobody is used to a pace yet.
+        """
         if not self._token_s or not num_decodes:
             return None
         decodes_s = self._known(num_decodes)
         limits = [] if self._target_step_s is None else [self._target_step_s]
         if self._max_pause is not None and decodes_s is not None:
-            limits.append(self._max_pause * decodes_s)
+            pause_s = self._max_pause * decodes_s
+            limits.append(max(pause_s, self._start_pause_s or 0.0) if starting else pause_s)
         if not limits:
             return None
         besides = num_decodes * self._token_s if decodes_s is None else decodes_s

@@ -45,6 +45,7 @@ class Limits(Struct, frozen=True, kw_only=True):
         num_slots: sampling states on the compute thread; one for each sequence the credits let in.
         target_step_s: how long a step may take that computes prefill beside running streams; None: no matter.
         max_pause: the same in times a step that only decodes; None: no matter.
+        start_pause_s: the same while all running streams are at their start, if that is more; None: as later.
         num_guesses: tokens guessed ahead for one sequence in one step; 0: none.
         park_timeout_s: how long a request may stay parked.
     """
@@ -56,6 +57,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     prefix_cache: bool = True
     target_step_s: float | None = None
     max_pause: float | None = None
+    start_pause_s: float | None = None
     num_guesses: int = 0
     park_timeout_s: float = 60.0
 
@@ -102,7 +104,12 @@ class Planner:
         self._free_slots = list(range(limits.num_slots - 1, -1, -1))
         self._slot_ops: list[Admit | Fork | Release] = []
         self._num_sequences = 0
-        self._pace = Pace(target_step_s=limits.target_step_s, max_pause=limits.max_pause, least=pool.block_size)
+        self._pace = Pace(
+            target_step_s=limits.target_step_s,
+            max_pause=limits.max_pause,
+            start_pause_s=limits.start_pause_s,
+            least=pool.block_size,
+        )
 
     # ── what is asked from outside ────────────────────────────────────────────────────────────────────────────────
 
@@ -294,7 +301,7 @@ class Planner:
     def _budget(self, draft: Draft) -> int:
         """Tokens the step has room for. Beside running streams, a step takes no longer than the target."""
         limit = self.limits.max_step_tokens
-        if (room := self._pace.room(draft.num_decodes)) is not None:
+        if (room := self._pace.room(draft.num_decodes, starting=not draft.num_settled)) is not None:
             limit = min(limit, max(self.pool.block_size, draft.num_decodes + max(1, room)))
         return limit - draft.num_tokens
 

@@ -198,6 +198,22 @@ def test_running_streams_pause_for_no_more_than_so_many_of_their_steps() -> None
     assert [row.num_tokens for row in desk.plan().rows] == [1, 16]
 
 
+def test_streams_that_start_together_pause_longer_until_one_has_settled() -> None:
+    desk = Desk(max_step_tokens=512, max_model_len=4000, num_blocks=4000, num_slots=9, max_pause=2.0, start_pause_s=1.0)
+    desk.ask(100, max_tokens=50)
+    desk.complete(desk.plan(), forward_s=1.0)  # 10 ms a token.
+    for _ in range(14):
+        desk.complete(desk.plan(), forward_s=0.2)  # So much for one decode.
+    desk.ask(1000, first=1000, max_tokens=50)
+    seen = []
+    for _ in range(4):
+        step = desk.plan()
+        seen.append([row.num_tokens for row in step.rows])
+        desk.complete(step, forward_s=0.2 + 0.01 * (len(step.tokens) - 1))
+    # A second holds 80 tokens of a prompt beside a decode, twice its usual step holds 20.
+    assert seen == [[1, 80], [1, 80], [1, 20], [1, 20]]
+
+
 def test_the_budget_follows_the_machine_and_no_single_step() -> None:
     desk = Desk(max_step_tokens=512, max_model_len=4000, num_blocks=4000, target_step_s=0.2)
     desk.ask(400, max_tokens=200)
