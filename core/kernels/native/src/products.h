@@ -41,7 +41,7 @@ struct High {
 
 // w: the group in the first of C blocks, the others ws bytes further on each.
 template <class W, int J, int R, int C>
-static inline void dot_quad(const uint8_t* w, int64_t ws, const int8_t* x, int64_t xs, D (*d)[R]) {
+HR_INLINE void dot_quad(const uint8_t* w, int64_t ws, const int8_t* x, int64_t xs, D (*d)[R]) {
   U u[C];
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++) u[c] = W::template get<J>(w + c * ws);
@@ -55,7 +55,7 @@ static inline void dot_quad(const uint8_t* w, int64_t ws, const int8_t* x, int64
 
 // Sums of the products of one group, for R rows and C blocks.
 template <class W, int R, int C>
-static inline void dot_group(const uint8_t* w, int64_t ws, const int8_t* x, int64_t xs, D (*d)[R]) {
+HR_INLINE void dot_group(const uint8_t* w, int64_t ws, const int8_t* x, int64_t xs, D (*d)[R]) {
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
 #pragma GCC unroll 8
@@ -69,7 +69,7 @@ static inline void dot_group(const uint8_t* w, int64_t ws, const int8_t* x, int6
 
 // What a group adds, in this order for every kernel. s: the floats with the group's integers. 4-bit weights, d n + m:
 template <int R>
-static inline void add_q4(const V* sums, V wd, V wm, const float* s, int64_t ss, V* acc) {
+HR_INLINE void add_q4(const V* sums, V wd, V wm, const float* s, int64_t ss, V* acc) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
     acc[r] = fma(sums[r], mul(wd, set1(s[r * ss])), acc[r]);
@@ -78,7 +78,7 @@ static inline void add_q4(const V* sums, V wd, V wm, const float* s, int64_t ss,
 }
 // 8-bit weights, d (n - 128):
 template <int R>
-static inline void add_q8(const V* sums, V wd, const float* s, int64_t ss, V* acc) {
+HR_INLINE void add_q8(const V* sums, V wd, const float* s, int64_t ss, V* acc) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) acc[r] = fma(fma(sums[r], set1(s[r * ss]), set1(s[r * ss + 2])), wd, acc[r]);
 }
@@ -123,7 +123,7 @@ struct Integers {
 };
 
 template <int N, int C>
-static inline void fetch_group(const uint8_t* w, int64_t ws, int64_t ahead) {
+HR_INLINE void fetch_group(const uint8_t* w, int64_t ws, int64_t ahead) {
   if (!ahead) return;
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
@@ -133,7 +133,7 @@ static inline void fetch_group(const uint8_t* w, int64_t ws, int64_t ahead) {
 
 // 16 outputs of R rows, in C blocks. w: packed groups; opened: the same as bytes, or null.
 template <int R, int C>
-static inline void dot_q4(const uint8_t* w, const uint8_t* opened, int groups, const Integers in, V (*out)[R]) {
+HR_INLINE void dot_q4(const uint8_t* w, const uint8_t* opened, int groups, const Integers in, V (*out)[R]) {
   const int64_t ws = (int64_t)groups * Q4_BYTES, os = (int64_t)groups * 512;
   V acc[C][R];  // Not in `out`, where each group would have to store them.
 #pragma GCC unroll 4
@@ -165,7 +165,7 @@ static inline void dot_q4(const uint8_t* w, const uint8_t* opened, int groups, c
 constexpr int PLANES = 2;
 constexpr bool hr_planes = true;
 template <int R, int C>
-static inline void sums_q8(const uint8_t* w, int64_t ws, const uint8_t* opened, int64_t os, const int8_t* x, int64_t xs, V (*sums)[R]) {
+HR_INLINE void sums_q8(const uint8_t* w, int64_t ws, const uint8_t* opened, int64_t os, const int8_t* x, int64_t xs, V (*sums)[R]) {
   D d[C][R];
   I lows[C][R];
   if (opened) dot_group<Opened, R, C>(opened, os, x, xs, d);
@@ -183,7 +183,7 @@ static inline void sums_q8(const uint8_t* w, int64_t ws, const uint8_t* opened, 
 constexpr int PLANES = 1;
 constexpr bool hr_planes = false;
 template <int R, int C>
-static inline void sums_q8(const uint8_t* w, int64_t ws, const uint8_t*, int64_t, const int8_t* x, int64_t xs, V (*sums)[R]) {
+HR_INLINE void sums_q8(const uint8_t* w, int64_t ws, const uint8_t*, int64_t, const int8_t* x, int64_t xs, V (*sums)[R]) {
   D d[C][R];
   dot_group<Opened, R, C>(w, ws, x, xs, d);
 #pragma GCC unroll 4
@@ -193,7 +193,7 @@ static inline void sums_q8(const uint8_t* w, int64_t ws, const uint8_t*, int64_t
 #endif
 
 template <int R, int C>
-static inline void dot_q8(const uint8_t* w, const uint8_t* opened, int groups, const Integers in, V (*out)[R]) {
+HR_INLINE void dot_q8(const uint8_t* w, const uint8_t* opened, int groups, const Integers in, V (*out)[R]) {
   const int64_t ws = block_bytes(HR_Q8, groups), os = (int64_t)groups * 512 * PLANES;
   V acc[C][R];
 #pragma GCC unroll 4

@@ -11,6 +11,13 @@
 #include <immintrin.h>
 #endif
 
+// The innermost loops must be one piece: where the compiler leaves part of one as a call, sums go through memory around it.
+#if defined(__GNUC__)
+#define HR_INLINE static inline __attribute__((always_inline))
+#else
+#define HR_INLINE static inline
+#endif
+
 namespace HR_ISA {
 
 #if defined(HR_AVX512)
