@@ -45,6 +45,8 @@ def measure_steps(
     opened = open_model(settings, progress, where)
     model = load_model(opened, settings, progress)
     opened.checkpoint.close()
+    if isinstance(model, NativeModel):
+        model.make_ready()
     limits = _limits(model)
     yield limits
     block_size, num_blocks = opened.memory.block_size, opened.memory.num_blocks

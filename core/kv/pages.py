@@ -26,6 +26,8 @@ MADV_POPULATE_WRITE: Final = 23
 SHARE: Final = 1 / 32
 """Of a processor, at most, while steps run. Where clearing a page is quick, as it should be, that is far more than any
 steps can fill; some virtual machines take 5 ms for each."""
+HURRY: Final = 1 / 8
+"""The same where steps have come further than what is ready, and would wait for a page themselves."""
 REST_S: Final = 0.005
 """Between two pages at least."""
 IDLE_S: Final = 0.1
@@ -125,8 +127,8 @@ class Ahead:
         """How long to leave the processor to the steps after a page."""
         if monotonic() - self._reached > IDLE_S:
             return 0.0
-        # Steps that have already come further would each wait for the page instead.
-        return REST_S if self._highest >= self.num_ready else max(REST_S, took_s * (1 / SHARE - 1))
+        share = HURRY if self._highest >= self.num_ready else SHARE
+        return max(REST_S, took_s * (1 / share - 1))
 
     def _up(self, address: int) -> int:
         return min(-(-address // PAGE) * PAGE, self._end // SMALL_PAGE * SMALL_PAGE)
