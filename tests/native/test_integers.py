@@ -105,6 +105,21 @@ def test_rows_that_nobody_samples_change_nothing(path, bits, dialect, rows):
     assert torch.equal(some, everything[rows])
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_sequences_of_the_same_blocks_may_be_at_different_places(path, dialect):
+    """Tables that name more blocks than a sequence has reached."""
+    model = open_native(path, Llama(), quantizer=integers(4), dialect=dialect, num_blocks=40)
+    tokens = [(11 * i * i + 5 * i) % 99 for i in range(200)]
+    table = list(range(3, 16))
+    model.forward(batch((tokens, 0, table)))
+    rows = [([tokens[at]], at, table) for at in (199, 20, 130, 64, 63)]
+
+    together = model.forward(batch(*rows)).clone()
+    alone = torch.cat([model.forward(batch(row)).clone() for row in rows])
+
+    assert torch.equal(together, alone)
+
+
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_a_step_comes_to_its_end_while_a_thread_gives_way(path, num_threads):
     model = open_native(path, Llama(), quantizer=integers(4), num_threads=num_threads)

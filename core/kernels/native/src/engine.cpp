@@ -63,13 +63,14 @@ struct Engine {
   }
 };
 
-// Keys, in whole tiles, that two sequences read from the same blocks.
+// Keys, in whole tiles, that two sequences with a row each read from the same blocks.
 int in_common(const Engine& e, const HrStep& step, int a, int b) {
   const int32_t *x = step.tables + step.cu_blocks[a], *y = step.tables + step.cu_blocks[b];
   const int n = std::min(step.cu_blocks[a + 1] - step.cu_blocks[a], step.cu_blocks[b + 1] - step.cu_blocks[b]);
   int same = 0;
   while (same < n && x[same] == y[same]) same++;
-  return same * e.program.cache.block_size / HR_KEYS * HR_KEYS;
+  const int seen = std::min(step.positions[step.cu_tokens[a]], step.positions[step.cu_tokens[b]]) + 1;
+  return std::min(same * e.program.cache.block_size, seen) / HR_KEYS * HR_KEYS;
 }
 
 // Which rows attention takes together: as many queries as fit a tile. Sequences that begin with the same block come one after
