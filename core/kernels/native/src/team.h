@@ -2,7 +2,8 @@
 //
 // Nobody waits for a thread to arrive: an operation is over when its items are done, whoever did them. So a thread that the
 // system has put aside holds nothing up unless it was put aside inside an item. Where there is no processor left for the rest
-// of the program, the last thread gives way between items while that is at work, instead of being put aside inside one.
+// of the program, the last thread gives way between items while that is at work, instead of being put aside inside one; and now
+// and then, between items, each offers its processor to whatever else waits for it.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -42,9 +42,6 @@ struct Bad { __mmask16 m = 0; };
 static inline void watch(Bad& b, V v) { b.m |= _mm512_cmp_ps_mask(v.x, v.x, _CMP_UNORD_Q); }
 static inline bool any(Bad b) { return b.m != 0; }
 static inline V load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
-static inline void store_half(uint16_t* p, V v) {
-  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(v.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
 static inline V load_bf16(const uint16_t* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
 }
@@ -116,10 +113,6 @@ static inline void watch(Bad& b, V v) {
 static inline bool any(Bad b) { return _mm256_movemask_ps(b.m) != 0; }
 static inline V load_half(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
-}
-static inline void store_half(uint16_t* p, V v) {
-  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(v.x, _MM_FROUND_TO_NEAREST_INT));
-  _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(v.y, _MM_FROUND_TO_NEAREST_INT));
 }
 static inline V load_bf16(const uint16_t* p) {
   __m256i x = _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
@@ -232,20 +225,7 @@ static inline float half_to_float(uint16_t h) {
   else { float f = (float)m * 5.9604644775390625e-8f; std::memcpy(&bits, &f, 4); bits |= sign; }
   float f; std::memcpy(&f, &bits, 4); return f;
 }
-static inline uint16_t float_to_half(float f) {
-  uint32_t bits; std::memcpy(&bits, &f, 4);
-  uint16_t sign = (uint16_t)((bits >> 16) & 0x8000); bits &= 0x7fffffff;
-  if (bits > 0x7f800000) return sign | 0x7e00;
-  if (bits >= 0x477ff000) return sign | 0x7c00;
-  if (bits < 0x38800000) {
-    float a; std::memcpy(&a, &bits, 4);
-    return sign | (uint16_t)std::nearbyintf(a * 16777216.0f);
-  }
-  uint32_t rest = bits & 0x1fff, h = (bits - 0x38000000) >> 13;
-  return sign | (uint16_t)(h + (rest > 0x1000 || (rest == 0x1000 && (h & 1))));
-}
 static inline V load_half(const uint16_t* p) { V r; HR_EACH r.f[j] = half_to_float(p[j]); return r; }
-static inline void store_half(uint16_t* p, V v) { HR_EACH p[j] = float_to_half(v.f[j]); }
 static inline V load_bf16(const uint16_t* p) {
   V r; HR_EACH { uint32_t b = (uint32_t)p[j] << 16; std::memcpy(&r.f[j], &b, 4); } return r;
 }
