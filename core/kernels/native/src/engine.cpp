@@ -30,11 +30,8 @@ struct Engine {
     int floats = p.scratch_floats;
     for (int i = 0; i < p.num_ops; i++)
       if (p.ops[i].kind == HR_ATTEND) floats = std::max(floats, HR_MAX_QUERIES * 2 * (p.ops[i].inner + HR_KEYS));
-    // Four blocks of 16 outputs as bytes, in two planes where weights have 8 bits.
-    for (int i = 0; i < p.num_matrices; i++) {
-      const HrMatrix& m = p.matrices[i];
-      if (m.storage == HR_Q4 || m.storage == HR_Q8) floats = std::max(floats, (m.k + 31) / 32 * 128 * (m.storage == HR_Q8 ? 8 : 4));
-    }
+    for (int i = 0; i < p.num_matrices; i++)
+      if (p.matrices[i].storage == HR_Q8) floats = std::max(floats, (p.matrices[i].k + 31) / 32 * 32 * HR_WIDE_ROWS / 2);
     for (int i = 0; i < p.num_ops; i++) windows |= p.ops[i].kind == HR_ATTEND && p.ops[i].window;
     divide_cache();
     scratch.assign((size_t)threads, std::vector<float>((size_t)floats + 16));

@@ -48,3 +48,5 @@ extern const Dialect hr_avx2, hr_avx512;
 
 // Rows of queries that attention takes at once, and keys.
 constexpr int HR_MAX_QUERIES = 48, HR_KEYS = 64;
+// Rows that a product has as 16-bit integers at once, where it needs them so.
+constexpr int HR_WIDE_ROWS = 32;

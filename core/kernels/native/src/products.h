@@ -13,30 +13,17 @@ static inline int64_t block_bytes(int storage, int groups) {
 static inline int64_t q8_at(int group) { return group / 2 * (int64_t)Q8_PAIR + 64 + group % 2 * Q8_BYTES; }
 static inline int64_t q8_scales_at(int group) { return group / 2 * (int64_t)Q8_PAIR + group % 2 * 32; }
 
-// A group of weights as a kernel wants it: 8 vectors, one for each 4 values of K. Opened in registers for a few rows; for
-// many, once for all of them into memory that stays in the nearest cache.
+// A group of weights as a kernel wants it: 8 vectors, one for each 4 values of K.
 struct Nibbles {
-  static constexpr int BYTES = Q4_BYTES, SCALES = 256;
   template <int J>
   static inline U get(const uint8_t* w) {
     U u = load_u(w + 64 * (J % 4));
     return J < 4 ? low(u) : high(u);
   }
 };
-struct Opened {
-  static constexpr int BYTES = 512;
+struct Bytes {
   template <int J>
   static inline U get(const uint8_t* w) { return load_u(w + 64 * J); }
-};
-struct Low {
-  static constexpr int BYTES = Q8_BYTES;
-  template <int J>
-  static inline U get(const uint8_t* w) { return low(load_u(w + 64 * J)); }
-};
-struct High {
-  static constexpr int BYTES = Q8_BYTES;
-  template <int J>
-  static inline U get(const uint8_t* w) { return high(load_u(w + 64 * J)); }
 };
 
 // w: the group in the first of C blocks, the others ws bytes further on each.
@@ -120,6 +107,7 @@ struct Integers {
   int64_t ahead;
   int pass, passes;
   CacheAhead* cache;
+  const int16_t* wide;  // the same rows as `widen` makes them, or null
 };
 
 template <int N, int C>
@@ -131,10 +119,10 @@ HR_INLINE void fetch_group(const uint8_t* w, int64_t ws, int64_t ahead) {
     for (int i = 0; i < N; i++) fetch(w + c * ws + ahead + 64 * i);
 }
 
-// 16 outputs of R rows, in C blocks. w: packed groups; opened: the same as bytes, or null.
+// 16 outputs of R rows, in C blocks. w: packed groups.
 template <int R, int C>
-HR_INLINE void dot_q4(const uint8_t* w, const uint8_t* opened, int groups, const Integers in, V (*out)[R]) {
-  const int64_t ws = (int64_t)groups * Q4_BYTES, os = (int64_t)groups * 512;
+HR_INLINE void dot_q4(const uint8_t* w, int groups, const Integers in, V (*out)[R]) {
+  const int64_t ws = (int64_t)groups * Q4_BYTES;
   V acc[C][R];  // Not in `out`, where each group would have to store them.
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
@@ -145,8 +133,7 @@ HR_INLINE void dot_q4(const uint8_t* w, const uint8_t* opened, int groups, const
     D d[C][R];
     if (--turn < 0) fetch_group<5, C>(w, ws, in.ahead), turn = in.passes - 1;
     if (R == 4) (*in.cache)();
-    if (OPENS && opened) dot_group<Opened, R, C>(opened + g * 512, os, in.x + g * GROUP, in.xs, d);
-    else dot_group<Nibbles, R, C>(w, ws, in.x + g * GROUP, in.xs, d);
+    dot_group<Nibbles, R, C>(w, ws, in.x + g * GROUP, in.xs, d);
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) {
       const uint16_t* by = (const uint16_t*)(w + c * ws + 256);
@@ -161,40 +148,61 @@ HR_INLINE void dot_q4(const uint8_t* w, const uint8_t* opened, int groups, const
     for (int r = 0; r < R; r++) out[c][r] = acc[c][r];
 }
 
-#if defined(HR_PLANES)
-constexpr int PLANES = 2;
-constexpr bool hr_planes = true;
+#if defined(HR_WIDE)
+constexpr bool WIDE = true;
+template <int J, int R, int C>
+HR_INLINE void wide_quad(const uint8_t* w, int64_t ws, const int16_t* x, int64_t xs, I (*sums)[R]) {
+  auto add_pairs = [&](auto half, const int16_t* pairs) __attribute__((always_inline)) {
+    P u[C];
+#pragma GCC unroll 4
+    for (int c = 0; c < C; c++) u[c] = half(load_u(w + c * ws + 64 * J));
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      P b = set_pair(pairs + r * xs);
+#pragma GCC unroll 4
+      for (int c = 0; c < C; c++) {
+        sums[c][r] = dot2(sums[c][r], u[c], b);
+        pin(sums[c][r]);
+      }
+    }
+  };
+  add_pairs([](U u) { return even(u); }, x + 4 * J);
+  add_pairs([](U u) { return odd(u); }, x + 4 * J + 2);
+}
 template <int R, int C>
-HR_INLINE void sums_q8(const uint8_t* w, int64_t ws, const uint8_t* opened, int64_t os, const int8_t* x, int64_t xs, V (*sums)[R]) {
-  D d[C][R];
-  I lows[C][R];
-  if (opened) dot_group<Opened, R, C>(opened, os, x, xs, d);
-  else dot_group<Low, R, C>(w, ws, x, xs, d);
+HR_INLINE void sums_q8(const uint8_t* w, int64_t ws, const Integers& in, int g, V (*sums)[R]) {
+  I all[C][R];
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
-    for (int r = 0; r < R; r++) lows[c][r] = to_int(d[c][r], 1);
-  if (opened) dot_group<Opened, R, C>(opened + 512, os, x, xs, d);
-  else dot_group<High, R, C>(w, ws, x, xs, d);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) all[c][r] = i_zero();
+  const int16_t* x = in.wide + g * GROUP;
+  wide_quad<0, R, C>(w, ws, x, in.xs, all), wide_quad<1, R, C>(w, ws, x, in.xs, all);
+  wide_quad<2, R, C>(w, ws, x, in.xs, all), wide_quad<3, R, C>(w, ws, x, in.xs, all);
+  wide_quad<4, R, C>(w, ws, x, in.xs, all), wide_quad<5, R, C>(w, ws, x, in.xs, all);
+  wide_quad<6, R, C>(w, ws, x, in.xs, all), wide_quad<7, R, C>(w, ws, x, in.xs, all);
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
-    for (int r = 0; r < R; r++) sums[c][r] = to_float(lows[c][r], d[c][r]);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) sums[c][r] = to_float(all[c][r]);
 }
 #else
-constexpr int PLANES = 1;
-constexpr bool hr_planes = false;
+constexpr bool WIDE = false;
+static inline void widen(const int8_t*, int16_t*) {}
 template <int R, int C>
-HR_INLINE void sums_q8(const uint8_t* w, int64_t ws, const uint8_t*, int64_t, const int8_t* x, int64_t xs, V (*sums)[R]) {
+HR_INLINE void sums_q8(const uint8_t* w, int64_t ws, const Integers& in, int g, V (*sums)[R]) {
   D d[C][R];
-  dot_group<Opened, R, C>(w, ws, x, xs, d);
+  dot_group<Bytes, R, C>(w, ws, in.x + g * GROUP, in.xs, d);
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) sums[c][r] = to_float(d[c][r]);
 }
 #endif
 
 template <int R, int C>
-HR_INLINE void dot_q8(const uint8_t* w, const uint8_t* opened, int groups, const Integers in, V (*out)[R]) {
-  const int64_t ws = block_bytes(HR_Q8, groups), os = (int64_t)groups * 512 * PLANES;
+HR_INLINE void dot_q8(const uint8_t* w, int groups, const Integers in, V (*out)[R]) {
+  const int64_t ws = block_bytes(HR_Q8, groups);
   V acc[C][R];
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
@@ -205,7 +213,7 @@ HR_INLINE void dot_q8(const uint8_t* w, const uint8_t* opened, int groups, const
     V sums[C][R];
     if (--turn < 0) fetch_group<9, C>(w + q8_at(g), ws, in.ahead), turn = in.passes - 1;
     if (R == 4) (*in.cache)();
-    sums_q8<R, C>(w + q8_at(g), ws, opened ? opened + g * 512 * PLANES : nullptr, os, in.x + g * GROUP, in.xs, sums);
+    sums_q8<R, C>(w + q8_at(g), ws, in, g, sums);
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) {
       V wd = load_half((const uint16_t*)(w + q8_scales_at(g) + c * ws));
@@ -216,23 +224,6 @@ HR_INLINE void dot_q8(const uint8_t* w, const uint8_t* opened, int groups, const
   for (int c = 0; c < C; c++)
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) out[c][r] = acc[c][r];
-}
-
-// A block of 16 outputs, opened into `out`: the values of each quad as bytes, of 8-bit weights a plane after the other.
-static void open_block(const uint8_t* w, int storage, int groups, uint8_t* out) {
-  for (int g = 0; g < groups; g++, out += storage == HR_Q4 ? 512 : 1024)
-    if (storage == HR_Q4)
-      for (int j = 0; j < 4; j++) {
-        U u = load_u(w + (int64_t)g * Q4_BYTES + 64 * j);
-        store_u(out + 64 * j, low(u));
-        store_u(out + 256 + 64 * j, high(u));
-      }
-    else
-      for (int j = 0; j < 8; j++) {
-        U u = load_u(w + q8_at(g) + 64 * j);
-        store_u(out + 64 * j, low(u));
-        store_u(out + 512 + 64 * j, high(u));
-      }
 }
 
 struct Floats {
@@ -270,24 +261,6 @@ static inline void dot_float(const typename S::T* w, int64_t cs, int k, const fl
   for (int c = 0; c < C; c++)
     for (int r = 0; r < R; r++) acc[c][r] = a[c][r];
 }
-template <int R, int C>
-static inline void dot_blocks(const HrMatrix& m, int block, const uint8_t* opened, const float* x, int64_t xs,
-                              const HrInts* ints, int row, int rows, int next, CacheAhead* cache, V (*acc)[R]) {
-  int groups = (m.k + GROUP - 1) / GROUP;
-  if (m.storage == HR_Q4 || m.storage == HR_Q8) {
-    Integers in{ints->q + row * ints->stride, ints->stride, scales_of(*ints, row), ints->stride / GROUP * PER_GROUP,
-                (next - block) * block_bytes(m.storage, groups), row / 4, (rows + 3) / 4, cache};
-    const uint8_t* w = (const uint8_t*)m.data + block * block_bytes(m.storage, groups);
-    if (m.storage == HR_Q4) dot_q4<R, C>(w, opened, groups, in, acc);
-    else dot_q8<R, C>(w, opened, groups, in, acc);
-    return;
-  }
-  const int64_t cs = (int64_t)m.k * 16, at = block * cs;
-  if (m.storage == HR_F32) dot_float<Floats, R, C>((const float*)m.data + at, cs, m.k, x, xs, acc);
-  else if (m.storage == HR_BF16) dot_float<Bf16, R, C>((const uint16_t*)m.data + at, cs, m.k, x, xs, acc);
-  else dot_float<Half, R, C>((const uint16_t*)m.data + at, cs, m.k, x, xs, acc);
-}
-
 static inline V activated(int act, V x) {
   switch (act) {
     case HR_SILU: return times_sigmoid(x, x);
@@ -322,17 +295,16 @@ static inline float* output(const Run& run, HrRef ref, int row) {
   return b.data + (int64_t)row * b.stride + ref.off;
 }
 
-// A product under way: where its rows come from and what one thread has opened.
+// A product under way: where its rows come from, and which of them are multiplied now.
 struct Product {
   const Run& run;
   const HrOp& op;
   const HrMatrix& m;
   const HrInts* ints;
   Operand a, residual;
-  int rows;
-  int end, follows;       // of the blocks of this item, and where the thread's next item may begin
-  uint8_t* opened;        // 4 blocks, or null
-  int64_t opened_stride;  // bytes of one
+  int first_row, end_row;
+  int end, follows;  // of the blocks of this item, and where the thread's next item may begin
+  int16_t* wide;     // these rows' integers, or null
   CacheAhead* cache;
   // Where the next unit, or C blocks, will be wanted from.
   template <int C>
@@ -344,17 +316,38 @@ struct Product {
 };
 
 template <int R, int C>
-static inline void dot_rows(const Product& p, int block, int which, int row, V (*acc)[R]) {
-  const uint8_t* opened = p.opened ? p.opened + which * p.opened_stride : nullptr;
-  const float* x = p.a.base ? p.a.row(row) : nullptr;
-  const int next = p.rows > 1 ? p.after<C>(block) : block;
-  dot_blocks<R, C>(p.m, block, opened, x, p.a.stride, p.ints, row, p.rows, next, p.cache, acc);
+static inline void dot_rows(const Product& p, int block, int row, V (*acc)[R]) {
+  const HrMatrix& m = p.m;
+  if (m.storage == HR_Q4 || m.storage == HR_Q8) {
+    const HrInts& ints = *p.ints;
+    const int groups = (m.k + GROUP - 1) / GROUP, before = row - p.first_row, all = p.end_row - p.first_row;
+    const int64_t size = block_bytes(m.storage, groups);
+    const int next = all > 1 ? p.after<C>(block) : block;
+    const Integers in{ints.q + row * ints.stride,
+                      ints.stride,
+                      scales_of(ints, row),
+                      ints.stride / GROUP * PER_GROUP,
+                      (next - block) * size,
+                      before / 4,
+                      (all + 3) / 4,
+                      p.cache,
+                      p.wide + before * ints.stride};
+    const uint8_t* w = (const uint8_t*)m.data + block * size;
+    if (m.storage == HR_Q4) dot_q4<R, C>(w, groups, in, acc);
+    else dot_q8<R, C>(w, groups, in, acc);
+    return;
+  }
+  const int64_t cs = (int64_t)m.k * 16, at = block * cs, xs = p.a.stride;
+  const float* x = p.a.row(row);
+  if (m.storage == HR_F32) dot_float<Floats, R, C>((const float*)m.data + at, cs, m.k, x, xs, acc);
+  else if (m.storage == HR_BF16) dot_float<Bf16, R, C>((const uint16_t*)m.data + at, cs, m.k, x, xs, acc);
+  else dot_float<Half, R, C>((const uint16_t*)m.data + at, cs, m.k, x, xs, acc);
 }
 
 template <int R, int C>
 static inline void matmul_rows(const Product& p, int first_block, int row) {
   V acc[C][R];
-  dot_rows<R, C>(p, first_block, 0, row, acc);
+  dot_rows<R, C>(p, first_block, row, acc);
   for (int c = 0; c < C; c++) {
     int at = (first_block + c) * 16, n = std::min(16, p.m.n - at);
     V bias = zero();
@@ -376,7 +369,7 @@ template <int R>
 static inline void gated_rows(const Product& p, int unit, int row) {
   V acc[4][R];
   constexpr int C = R < 4 ? 1 : COLUMNS;
-  for (int i = 0; i < 4; i += C) dot_rows<R, C>(p, 4 * unit + i, i, row, acc + i);
+  for (int i = 0; i < 4; i += C) dot_rows<R, C>(p, 4 * unit + i, row, acc + i);
   for (int r = 0; r < R; r++) {
     float t[32];
     for (int i = 0; i < 2; i++) store(t + 16 * i, mul(activated(p.op.act, acc[i][r]), acc[i + 2][r]));
@@ -399,28 +392,27 @@ static inline void product_rows(const Product& p, int at, int row) {
 // Has the lines of the next 4 rows' outputs on their way before they are written: those of a large vocabulary lie far apart,
 // and writes that miss wait for one another.
 template <int C>
-static inline void claim_outputs(const Product& p, int at, int row, int rows) {
-  if (row >= rows) row = 0, at += C;
-  for (int r = row; r < std::min(row + 4, rows); r++)
+static inline void claim_outputs(const Product& p, int at, int row) {
+  if (row >= p.end_row) row = p.first_row, at += C;
+  for (int r = row; r < std::min(row + 4, p.end_row); r++)
     for (int c = 0; c < C && at + c < p.end; c++) fetch_to_write(output(p.run, p.op.out, r) + (at + c) * 16);
 }
 
 template <int C>
-static void all_rows(const Product& p, int at, int rows) {
-  int row = 0;
+static void all_rows(const Product& p, int at) {
+  int row = p.first_row;
+  const int end = p.end_row;
   // Rows that a gather scatters are not a stride apart.
   if (!p.op.gather || p.ints) {
-    for (; row + 4 <= rows; row += 4) {
-      if (!p.m.gated) claim_outputs<C>(p, at, row + 4, rows);
+    for (; row + 4 <= end; row += 4) {
+      if (!p.m.gated) claim_outputs<C>(p, at, row + 4);
       product_rows<4, C>(p, at, row);
     }
-    if (rows - row == 3) product_rows<3, C>(p, at, row), row += 3;
-    if (rows - row == 2) product_rows<2, C>(p, at, row), row += 2;
+    if (end - row == 3) product_rows<3, C>(p, at, row), row += 3;
+    if (end - row == 2) product_rows<2, C>(p, at, row), row += 2;
   }
-  for (; row < rows; row++) product_rows<1, C>(p, at, row);
+  for (; row < end; row++) product_rows<1, C>(p, at, row);
 }
-
-constexpr int MANY = 8;  // rows from which on opening a block pays
 
 // The part of the cache that items [first, end) of a product fetch. Weights come first: where memory is busy with them, as
 // with few rows, it is not asked for more.
@@ -449,19 +441,21 @@ static CacheAhead cache_ahead(const Run& run, const HrOp& op, int first, int end
 static void matmul(const Run& run, const HrOp& op, int first, int end, int rows, float* scratch) {
   const HrMatrix& m = run.program->matrices[op.matrix];
   const HrInts* ints = op.qin >= 0 ? &run.program->ints[op.qin] : nullptr;
-  const int groups = (m.k + GROUP - 1) / GROUP, blocks = m.gated ? 4 : 1;
-  const bool opens = OPENS && rows >= MANY && (m.storage == HR_Q4 || (m.storage == HR_Q8 && hr_planes));
+  const int blocks = m.gated ? 4 : 1;
+  const bool wide = WIDE && m.storage == HR_Q8;
   CacheAhead cache = cache_ahead(run, op, first, end, rows);
-  Product p{run, op, m, ints, operand(run, op, op.a), operand(run, op, op.b), rows, end * blocks,
-            (first + (end - first) * run.threads) * blocks, opens ? (uint8_t*)scratch : nullptr,
-            (int64_t)groups * 512 * (m.storage == HR_Q8 ? 2 : 1), &cache};
-  int at = first;
-  for (; COLUMNS > 1 && rows >= 4 && !m.gated && at + COLUMNS <= end; at += COLUMNS) all_rows<COLUMNS>(p, at, rows);
-  for (; at < end; at++) {
-    for (int i = 0; opens && i < blocks; i++) {
-      open_block((const uint8_t*)m.data + (at * blocks + i) * block_bytes(m.storage, groups), m.storage, groups, p.opened + i * p.opened_stride);
-    }
-    all_rows<1>(p, at, rows);
+  Product p{run, op, m, ints, operand(run, op, op.a), operand(run, op, op.b), 0, 0, end * blocks,
+            (first + (end - first) * run.threads) * blocks, wide ? (int16_t*)scratch : nullptr, &cache};
+  const int together = wide ? HR_WIDE_ROWS : rows;
+  for (; p.end_row < rows; p.first_row = p.end_row) {
+    p.end_row = std::min(rows, p.first_row + together);
+    if (wide)
+      for (int row = p.first_row; row < p.end_row; row++)
+        for (int64_t k = 0; k < ints->stride; k += 16)
+          widen(ints->q + row * ints->stride + k, p.wide + (row - p.first_row) * ints->stride + k);
+    int at = first;
+    for (; COLUMNS > 1 && rows >= 4 && !m.gated && at + COLUMNS <= end; at += COLUMNS) all_rows<COLUMNS>(p, at);
+    for (; at < end; at++) all_rows<1>(p, at);
   }
 }
 

@@ -1,8 +1,7 @@
 // Vectors of 16 lanes in three dialects. Kernels are written once, over these.
 // V: 16 floats. I: 16 integers. D: 16 running integer sums of products of four. U: 64 unsigned bytes. P: 16 pairs of 16-bit
 // integers. Beside them, what the registers allow:
-// COLUMNS, blocks of outputs that a product takes at once; CHAINS, sums that keep the multipliers busy; OPENS, whether many
-// rows had better find nibbles opened in memory.
+// COLUMNS, blocks of outputs that a product takes at once; CHAINS, sums that keep the multipliers busy.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -85,7 +84,6 @@ static inline void store_shorts(int16_t* p, I v) { _mm256_storeu_si256((__m256i*
 static inline void store_apart(int16_t* p, I v) { _mm512_mask_storeu_epi16(p, 0x55555555u, v.x); }
 // 32 registers hold the sums of two blocks of outputs, and nibbles are opened beside the products, not instead of them.
 constexpr int COLUMNS = 2, CHAINS = 12;
-constexpr bool OPENS = false;
 
 #elif defined(HR_AVX2)
 
@@ -185,17 +183,19 @@ static inline void store_shorts(int16_t* p, I v) {
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(v.x, v.y), 0xd8));
 }
 constexpr int COLUMNS = 1, CHAINS = 6;
-constexpr bool OPENS = true;
-// 8-bit weights are two planes of 4 bits, so that the same holds: the sum of a group is that of the low plane and 16 times
-// that of the high one.
-#define HR_PLANES
-static inline I to_int(D d, int weight) {
-  const __m256i w = _mm256_set1_epi16((int16_t)weight);
-  return {_mm256_madd_epi16(d.x, w), _mm256_madd_epi16(d.y, w)};
+// Of 8-bit weights not even two products fit into 16 bits: they are multiplied as 16-bit integers, values 0 and 2 of four with
+// one instruction, 1 and 3 with another.
+#define HR_WIDE
+static inline P even(U u) {
+  const __m256i m = _mm256_set1_epi16(255);
+  return {_mm256_and_si256(u.x, m), _mm256_and_si256(u.y, m)};
 }
-static inline V to_float(I low_sum, D h) {
-  I s = to_int(h, 16);
-  return {_mm256_cvtepi32_ps(_mm256_add_epi32(low_sum.x, s.x)), _mm256_cvtepi32_ps(_mm256_add_epi32(low_sum.y, s.y))};
+static inline P odd(U u) { return {_mm256_srli_epi16(u.x, 8), _mm256_srli_epi16(u.y, 8)}; }
+static inline void pin(I& i) { asm volatile("" : "+x"(i.x), "+x"(i.y)); }
+// 16 integers, those of each four in the order 0, 2, 1, 3.
+static inline void widen(const int8_t* p, int16_t* to) {
+  __m256i w = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
+  _mm256_storeu_si256((__m256i*)to, _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(w, 0xd8), 0xd8));
 }
 
 #else
@@ -270,7 +270,6 @@ static inline void store_shorts(int16_t* p, I v) {
   HR_EACH p[j] = (int16_t)(v.i[j] < -32768 ? -32768 : v.i[j] > 32767 ? 32767 : v.i[j]);
 }
 constexpr int COLUMNS = 1, CHAINS = 1;
-constexpr bool OPENS = true;
 
 #endif
 
