@@ -10,6 +10,7 @@ namespace HR_ISA {
 constexpr int QUERIES = HR_MAX_QUERIES;  // query rows that a unit takes under the KV heads it takes together
 constexpr int KEYS = HR_KEYS;            // keys a tile has, aligned to absolute positions
 constexpr float LEAST = -1e38f;          // of scores, so that there is a largest even of none
+constexpr float LOG2_E = 1.44269504088896341f;
 constexpr int TOGETHER = 2 * COLUMNS;    // vectors of keys, or of features, that are summed at once
 
 // The keys and values of one KV head over a tile: `columns` of 16 keys, which lie apart.
@@ -151,56 +152,70 @@ static inline Seen seen_by(const Tile& t, int tile, int window, int position) {
   return {first, end, first <= 0 && end >= 16 * t.columns};
 }
 
-// The running softmax over the scores of a tile: they become weights, of which the sums are kept, and the scale of what was
-// gathered before. In passes over the rows, for what one needs of the other takes long to come.
+// The weights of columns [c, c + N) of a row's tile: their sum, that of the weights times their values' scales, and the largest of
+// these.
+struct Weighed {
+  V all, scaled, heaviest;
+};
+template <int N>
+HR_INLINE void weigh(const Tile& t, const Seen& seen, int c, float* s, V top, Weighed& w) {
+  V v[N];
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) v[i] = sub(load(s + 16 * (c + i)), top);
+  powers_of_2<N>(v);
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) {
+    // A score that is no number makes the sum none.
+    w.all = add(w.all, v[i]);
+    v[i] = mul(v[i], load(t.value_scales[c + i]));
+    if (!seen.whole) v[i] = keep(v[i], seen.first - 16 * (c + i), seen.end - 16 * (c + i), 0.0f);
+    store(s + 16 * (c + i), v[i]);
+    w.scaled = add(w.scaled, v[i]);
+    w.heaviest = max(w.heaviest, v[i]);
+  }
+}
+
+// The running softmax over the scores of a tile, which are logarithms to base 2: they become weights, of which the sums are
+// kept, and the scale of what was gathered before. In passes over the rows, for what one needs of the other takes long to
+// come. What is gathered has room for 16 rows more, so that no pass has to count: LEAST and 0 leave a row as it was.
 static inline void soften(const Tile& t, int tile, int window, float cap, Gathered& g) {
-  float tops[QUERIES], sums[QUERIES], most[QUERIES];
+  float tops[QUERIES + 16], sums[QUERIES + 16], most[QUERIES + 16];
   for (int r = 0; r < g.n; r++) {
     float* s = g.s + r * KEYS;
     const Seen seen = seen_by(t, tile, window, g.positions[r]);
     V top = set1(LEAST);
     for (int c = 0; c < t.columns; c++) {
       V v = load(s + 16 * c);
-      if (cap > 0) v = mul(tanh(mul(v, set1(1.0f / cap))), set1(cap));
+      if (cap > 0) v = mul(tanh(mul(v, set1(1.0f / cap))), set1(cap * LOG2_E));
       if (!seen.whole) v = keep(v, seen.first - 16 * c, seen.end - 16 * c, -INFINITY);
       if (cap > 0 || !seen.whole) store(s + 16 * c, v);
       top = max(top, v);
     }
     tops[r] = largest(top);
   }
+  store(tops + g.n, set1(LEAST));
   for (int r = 0; r < g.n; r += 16) {
-    V before, now;
-    load_or_part(&before, g.top + r, g.n - r);
-    load_or_part(&now, tops + r, g.n - r);
-    now = max(before, now);
-    store_or_part(g.top + r, now, g.n - r);
-    store_or_part(g.again + r, exp(sub(before, now)), g.n - r);
+    V before = load(g.top + r), now = max(before, load(tops + r)), again = sub(before, now);
+    powers_of_2<1>(&again);
+    store(g.top + r, now);
+    store(g.again + r, again);
   }
   for (int r = 0; r < g.n; r++) {
     float *s = g.s + r * KEYS, *total = g.total + 16 * r;
     const Seen seen = seen_by(t, tile, window, g.positions[r]);
     const V top = set1(g.top[r]);
-    V all = mul(load(total), set1(g.again[r])), weighed = zero(), heaviest = zero();
-    for (int c = 0; c < t.columns; c++) {
-      // A score that is no number makes the sum none.
-      V v = exp(sub(load(s + 16 * c), top));
-      all = add(all, v);
-      v = mul(v, load(t.value_scales[c]));
-      if (!seen.whole) v = keep(v, seen.first - 16 * c, seen.end - 16 * c, 0.0f);
-      store(s + 16 * c, v);
-      weighed = add(weighed, v);
-      heaviest = max(heaviest, v);
-    }
-    store(total, all);
-    sums[r] = sum(weighed);
-    most[r] = largest(heaviest);
+    Weighed w{mul(load(total), set1(g.again[r])), zero(), zero()};
+    int c = 0;
+    for (; c + POWERS <= t.columns; c += POWERS) weigh<POWERS>(t, seen, c, s, top, w);
+    for (; POWERS > 1 && c < t.columns; c++) weigh<1>(t, seen, c, s, top, w);
+    store(total, w.all);
+    sums[r] = sum(w.scaled);
+    most[r] = largest(w.heaviest);
   }
-  for (int r = 0; r < g.n; r += 16) {
-    V all, heaviest;
-    load_or_part(&all, sums + r, g.n - r);
-    load_or_part(&heaviest, most + r, g.n - r);
-    store_or_part(g.w_scale + r, max(mul(heaviest, set1(1.0f / SHORT_WEIGHT)), mul(all, set1(1.0f / SHORT_WEIGHTS))), g.n - r);
-  }
+  store(sums + g.n, zero());
+  store(most + g.n, zero());
+  for (int r = 0; r < g.n; r += 16)
+    store(g.w_scale + r, max(mul(load(most + r), set1(1.0f / SHORT_WEIGHT)), mul(load(sums + r), set1(1.0f / SHORT_WEIGHTS))));
   for (int r = 0; r < g.n; r++) {
     const float size = g.w_scale[r];
     V by = set1(size > 0 && size < INFINITY ? 1.0f / size : 0.0f);
@@ -275,7 +290,7 @@ static void finish_queries(const Run& run, const HrOp& op, const Unit& unit, int
 static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int first_head, int end_head, const Tile& following,
                         float* scratch) {
   const int hd = op.inner, heads = op.heads / op.kv_heads, n = (unit.end - unit.first) * heads, all = n * (end_head - first_head);
-  float top[QUERIES], total[QUERIES * 16], q_scale[QUERIES], w_scale[QUERIES], again[QUERIES];
+  float top[QUERIES + 16], total[QUERIES * 16], q_scale[QUERIES], w_scale[QUERIES + 16], again[QUERIES + 16];
   int positions[QUERIES];
   float *o = scratch, *s = o + QUERIES * hd;
   int16_t *q = (int16_t*)(s + QUERIES * KEYS), *w = q + QUERIES * hd;
@@ -285,7 +300,7 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int fi
     const int row = run.rows[unit.first + r % n / heads];
     const float* from = query.data + row * query.stride + op.a.off + head * hd;
     positions[r] = run.step->positions[row];
-    q_scale[r] = shorts_of(from, hd, q + r * hd) * op.f0;
+    q_scale[r] = shorts_of(from, hd, q + r * hd) * (op.f1 > 0 ? op.f0 : op.f0 * LOG2_E);
     std::memset(o + r * hd, 0, (size_t)hd * 4);
     top[r] = LEAST;
     store(total + 16 * r, zero());
