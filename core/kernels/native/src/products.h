@@ -322,7 +322,7 @@ static inline void dot_rows(const Product& p, int block, int row, V (*acc)[R]) {
     const HrInts& ints = *p.ints;
     const int groups = (m.k + GROUP - 1) / GROUP, before = row - p.first_row, all = p.end_row - p.first_row;
     const int64_t size = block_bytes(m.storage, groups);
-    const int next = all > 1 ? p.after<C>(block) : block;
+    const int next = all >= ROWS_AHEAD ? p.after<C>(block) : block;
     const Integers in{ints.q + row * ints.stride,
                       ints.stride,
                       scales_of(ints, row),

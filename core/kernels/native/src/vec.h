@@ -2,7 +2,8 @@
 // V: 16 floats. I: 16 integers. D: 16 running integer sums of products of four. U: 64 unsigned bytes. P: 16 pairs of 16-bit
 // integers. Beside them, what the registers allow:
 // COLUMNS, blocks of outputs that a product takes at once; CHAINS, sums that keep the multipliers busy; POWERS, vectors of
-// which a softmax takes powers at once.
+// which a softmax takes powers at once; ROWS_AHEAD, rows from which on weights are asked for before they are wanted, where the
+// processor does not see well enough by itself what comes.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -86,7 +87,7 @@ static inline void store_shorts(int16_t* p, I v) { _mm256_storeu_si256((__m256i*
 // Lane j at p[2 j]; what lies between is not touched. The lanes must fit.
 static inline void store_apart(int16_t* p, I v) { _mm512_mask_storeu_epi16(p, 0x55555555u, v.x); }
 // 32 registers hold the sums of two blocks of outputs, and nibbles are opened beside the products, not instead of them.
-constexpr int COLUMNS = 2, CHAINS = 12, POWERS = 4;
+constexpr int COLUMNS = 2, CHAINS = 12, POWERS = 4, ROWS_AHEAD = 2;
 
 #elif defined(HR_AVX2)
 
@@ -189,7 +190,7 @@ static inline I i_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256(
 static inline void store_shorts(int16_t* p, I v) {
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(v.x, v.y), 0xd8));
 }
-constexpr int COLUMNS = 1, CHAINS = 6, POWERS = 2;
+constexpr int COLUMNS = 1, CHAINS = 6, POWERS = 2, ROWS_AHEAD = 1;
 // Of 8-bit weights not even two products fit into 16 bits: they are multiplied as 16-bit integers, values 0 and 2 of four with
 // one instruction, 1 and 3 with another.
 #define HR_WIDE
@@ -277,7 +278,7 @@ static inline I i_zero() { return {}; }
 static inline void store_shorts(int16_t* p, I v) {
   HR_EACH p[j] = (int16_t)(v.i[j] < -32768 ? -32768 : v.i[j] > 32767 ? 32767 : v.i[j]);
 }
-constexpr int COLUMNS = 1, CHAINS = 1, POWERS = 1;
+constexpr int COLUMNS = 1, CHAINS = 1, POWERS = 1, ROWS_AHEAD = 2;
 
 #endif
 
