@@ -72,8 +72,9 @@ class Sampling:
 
     def begin(self, step: Step) -> array[int]:
         """Run the slot operations, and give the tokens with the ids filled in that only this thread knows yet."""
-        with self._by_plugins():
-            self._state.apply_ops(step.slot_ops)
+        if step.slot_ops:
+            with self._by_plugins():
+                self._state.apply_ops(step.slot_ops)
         token_ids = step.tokens[:]
         # An unknown token is the last of its sequence.
         unknown = [i for i, stop in enumerate(step.cu_tokens[1:]) if token_ids[stop - 1] == UNKNOWN_TOKEN]
@@ -87,13 +88,11 @@ class Sampling:
         """Draw the tokens; see `protocols.StepSampling`."""
         started, num_samples = perf_counter(), len(step.sample_rows)
         with self._by_plugins():
-            scores = token_scores(logits[num_samples:], step.score_tokens.tolist(), step.score_tops.tolist())
-            draws = self._state.draw(
-                logits[:num_samples],
-                step.sample_slots.tolist(),
-                step.sample_positions.tolist(),
-                step.sample_drafts.tolist(),
-            )
+            scores = []
+            if step.score_rows:
+                scores = token_scores(logits[num_samples:], step.score_tokens.tolist(), step.score_tops.tolist())
+                logits = logits[:num_samples]
+            draws = self._state.draw(logits, step.sample_slots, step.sample_positions, step.sample_drafts)
         return StepResult(
             token_ids=draws.token_ids,
             logprobs=draws.logprobs,

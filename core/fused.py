@@ -8,6 +8,7 @@ sampler, sends a row the long way; so does a processor that a row does not share
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from ..hooks.params import GREEDY_BELOW
 from .kernels.native.draw import NEUTRAL, Drawer, slots
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..hooks.messages import Admit
     from .chain import DrawRows, Processor
     from .draw import Draw
@@ -35,6 +38,7 @@ class FusedTail:
         self._after = list(processors[end:])
         self._any_drawn = sampler.fused == "categorical"
         self._params = slots(num_slots)
+        self._address: int = self._params.ctypes.data
         self._places = range(start, end)
         self._drawer = drawer
 
@@ -68,6 +72,15 @@ class FusedTail:
             and (greedy or self._any_drawn)
             and not any(slot in slots for slots in busy)
         ]
+
+    def does_all(self, slot: int, *, greedy: bool) -> bool:
+        """Whether a slot's rows need nothing else, as long as they have no error."""
+        others = (*self.before, *self._after)
+        return (greedy or self._any_drawn) and not any(slot in processor.slots for processor in others)
+
+    def draw_all(self, logits: Tensor, slots: array[int], positions: array[int]) -> list[int]:
+        """A token for each row, of slots for which it `does_all`; -1 where the largest logit is not finite."""
+        return self._drawer.draw_slots(logits, self._address, slots, positions).tolist()
 
     def draw(self, drawing: DrawRows, rows: list[int]) -> dict[int, tuple[int, float]]:
         """Row → (token, its largest logit); the token is -1 where that is not finite."""

@@ -66,29 +66,40 @@ class Tally:
 class SlotTokens:
     """Prompt and output of the sequence that owns a slot."""
 
-    __slots__ = ("_drawn", "_seen", "output", "prompt")
+    __slots__ = ("_drawn", "_new", "_output", "_seen", "append", "prompt")
 
     def __init__(self, prompt: IntArray, output: IntArray) -> None:
         self.prompt = prompt
-        self.output = Growing(output)
+        self._new: list[int] = []
+        """Drawn, and not asked for yet."""
+        self.append = self._new.append
+        self._output = Growing(output)
         self._drawn: Tally | None = None
         self._seen: Tally | None = None
 
-    def append(self, token_id: int) -> None:
-        self.output.append(token_id)
-        for tally in (self._drawn, self._seen):
-            if tally is not None:
-                tally.add(token_id)
+    def output(self) -> IntArray:
+        self._take_in()
+        return self._output.view()
 
     def drawn(self) -> Tally:
+        self._take_in()
         if self._drawn is None:
-            self._drawn = Tally(self.output.view())
+            self._drawn = Tally(self._output.view())
         return self._drawn
 
     def seen(self) -> Tally:
+        self._take_in()
         if self._seen is None:
-            self._seen = Tally(np.concatenate([self.prompt, self.output.view()]))
+            self._seen = Tally(np.concatenate([self.prompt, self._output.view()]))
         return self._seen
+
+    def _take_in(self) -> None:
+        for token_id in self._new:
+            self._output.append(token_id)
+            for tally in (self._drawn, self._seen):
+                if tally is not None:
+                    tally.add(token_id)
+        self._new.clear()
 
 
 class TokenHistory:
@@ -114,7 +125,7 @@ class TokenHistory:
         return self._tensor(self._tokens(slot).prompt)
 
     def output(self, slot: int) -> Tensor:
-        return self._tensor(self._tokens(slot).output.view())
+        return self._tensor(self._tokens(slot).output())
 
     def output_counts(self, slot: int) -> tuple[Tensor, Tensor]:
         drawn = self._tokens(slot).drawn()

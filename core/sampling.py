@@ -6,6 +6,7 @@ requests, text or endings.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -60,6 +61,9 @@ class SamplingState:
         on_call: told whose code runs now, each time before it does; for a watchdog.
         ledger: where what they cost and their failures are noted.
         drawer: draws in compiled code what the built-in end of a chain would.
+
+    Attributes:
+        history: the tokens of each slot.
     """
 
     def __init__(
@@ -86,8 +90,10 @@ class SamplingState:
         self._generations = {0: self._open(chain, sampler)}
         """By revision of the Stack: the newest, and older ones while a slot is drawn by them."""
         self._device = device
-        self._history = TokenHistory(num_slots, device)
+        self.history = TokenHistory(num_slots, device)
         self._owners: list[Owner | None] = [None] * num_slots
+        self._plain: set[int] = set()
+        """Slots that are drawn by the compiled draw alone, and of which nobody wants to know more than the token."""
         self._last = [UNKNOWN_TOKEN] * num_slots
 
     def apply_ops(self, ops: tuple[Admit | Fork | Release, ...]) -> None:
@@ -111,7 +117,7 @@ class SamplingState:
         return [self._last[slot] for slot in slots]
 
     def draw(
-        self, logits: Tensor, slots: list[int], positions: list[int], drafts: Sequence[int] | None = None
+        self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], drafts: Sequence[int] | None = None
     ) -> Draws:
         """Draw one token for each row, and remember it as its slot's last.
 
@@ -121,6 +127,11 @@ class SamplingState:
             positions: tokens drawn for the slot before each row's.
             drafts: see `Step.sample_drafts`; None: nothing was guessed.
         """
+        guessed = drafts is not None and drafts.count(NO_DRAFT) < len(drafts)
+        if slots and not guessed and self._plain.issuperset(slots):
+            token_ids = self._draw_plain(logits, slots, positions)
+            if token_ids is not None:
+                return Draws(token_ids=token_ids, logprobs={}, errors={})
         owners = [self._owner(slot) for slot in slots]
         if not owners:
             return Draws(token_ids=[], logprobs={}, errors={})
@@ -128,11 +139,11 @@ class SamplingState:
             keys = [(owner.admitted.params.seed or 0, owner.admitted.choice) for owner in owners]
             greedy = [owner.greedy for owner in owners]
             tops = None if self._drawer is None else self._drawer.tops
-            rows = DrawRows(logits, slots, positions, greedy, self._history, keys, tops)
+            rows = DrawRows(logits, list(slots), list(positions), greedy, self.history, keys, tops)
             return self._draw(rows, owners, drafts or [NO_DRAFT] * len(slots))
 
     def _admit(self, op: Admit) -> None:
-        self._history.admit(op.slot, op.prompt_ids, op.output_ids)
+        self.history.admit(op.slot, op.prompt_ids, op.output_ids)
         self._last[op.slot] = op.output_ids[-1] if op.output_ids else UNKNOWN_TOKEN
         greedy = op.params.temperature < GREEDY_BELOW
         generation = self._generation(op.stack)
@@ -140,6 +151,9 @@ class SamplingState:
         if refusal is None and op.params.seed is None and not greedy:
             refusal = RequestFailed("a drawn request must have its seed settled before it starts, found none")
         self._owners[op.slot] = Owner(admitted=op, generation=generation, greedy=greedy, refusal=refusal)
+        self._plain.discard(op.slot)
+        if refusal is None and op.params.logprobs is None and op.slot in generation.plain:
+            self._plain.add(op.slot)
 
     def _generation(self, stack: Stack | None) -> Generation:
         revision = 0 if stack is None else stack.revision
@@ -153,7 +167,7 @@ class SamplingState:
         # Processors know only how to admit, so a copy is admitted as a preempted sequence would be.
         source = self._owner(op.source).admitted
         output_ids = source.output_ids[:0]
-        output_ids.extend(self._history.output(op.source).tolist())
+        output_ids.extend(self.history.output(op.source).tolist())
         self._admit(msgspec.structs.replace(source, slot=op.slot, choice=op.choice, output_ids=output_ids))
 
     def _release(self, slot: int) -> None:
@@ -166,14 +180,33 @@ class SamplingState:
                 self._generations = {
                     each: found for each, found in self._generations.items() if found.slots or each == newest
                 }
-        self._history.release(slot)
+        self.history.release(slot)
         self._owners[slot] = None
+        self._plain.discard(slot)
         self._last[slot] = UNKNOWN_TOKEN
 
     def _owner(self, slot: int) -> Owner:
         owner = self._owners[slot]
         assert owner is not None, f"slot {slot} is not owned"
         return owner
+
+    def _draw_plain(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> list[int] | None:
+        """What nearly every step is: one call, and a note of what it gave; each look at a row would count.
+
+        None where it cannot be, before anything is remembered.
+        """
+        if len(self._generations) != 1:
+            return None
+        (generation,) = self._generations.values()
+        rows = [each if isinstance(each, array) else array("i", each) for each in (slots, positions)]
+        token_ids = generation.draw_plain(logits, *rows)
+        if min(token_ids) < 0:
+            return None  # The long way says of which row, and why.
+        history, last = self.history, self._last
+        for slot, token_id in zip(slots, token_ids, strict=True):
+            history.append(slot, token_id)
+            last[slot] = token_id
+        return token_ids
 
     def _draw(self, drawing: DrawRows, owners: list[Owner], drafts: Sequence[int]) -> Draws:
         drawing.errors.update({row: owner.refusal for row, owner in enumerate(owners) if owner.refusal is not None})
@@ -196,6 +229,7 @@ class SamplingState:
         for row, error in drawing.errors.items():
             # Its row in the step that is planned already asks no plugin again.
             self._owners[drawing.slots[row]] = msgspec.structs.replace(owners[row], refusal=error)
+            self._plain.discard(drawing.slots[row])
         logprobs = (
             {}
             if scores is None
@@ -215,7 +249,7 @@ class SamplingState:
                 token_ids[row] = UNKNOWN_TOKEN
                 drawing.errors.pop(row, None)
             elif row not in drawing.errors:
-                self._history.append(slot, token_ids[row])
+                self.history.append(slot, token_ids[row])
                 self._last[slot] = token_ids[row]
             previous = token_ids[row]
         return token_ids

@@ -13,6 +13,7 @@ from headrace.core.kernels.native import abi
 from headrace.core.kernels.native.draw import Drawer, slots
 from headrace.core.uniform import uniforms
 from tests.native.compiled import DIALECTS, pytestmark
+from tests.sampling.chains import Line
 
 __all__ = ["pytestmark"]
 
@@ -174,3 +175,59 @@ def test_a_row_draws_alone_what_it_draws_in_company(engine, params):
     alone = [ask(engine, logits[i : i + 1].clone(), [0.9 * i / 8], **params)[0][0] for i in range(9)]
 
     assert together[0] == alone
+
+
+ASKED = [
+    {"temperature": 0.0},
+    {"temperature": 0.7, "seed": 5},
+    {"temperature": 1.3, "seed": 6, "chain": {"top-k": {"k": 40}}},
+    {"seed": 7, "chain": {"top-p": {"p": 0.8}, "min-p": {"p": 0.01}}},
+]
+
+
+def state_with(engine, **also):
+    line = Line(500, drawer=Drawer(engine))
+    for slot, params in enumerate(ASKED):
+        line.admit(slot, **params, **also)
+    return line
+
+
+def test_rows_that_need_nothing_else_draw_in_one_call_what_the_long_way_draws(engine, monkeypatch):
+    # Who asks for a logarithm goes the long way.
+    short, long = state_with(engine), state_with(engine, logprobs=1)
+    steps = torch.randn(20, 4, 500, generator=torch.Generator().manual_seed(3)) * 3
+    rows = [2, 0, 3, 1]
+    wanted = [long.draw(logits, rows, [position] * 4).token_ids for position, logits in enumerate(steps)]
+    monkeypatch.setattr("headrace.core.sampling.DrawRows", None)
+    for position, logits in enumerate(steps):
+        assert short.draw(logits, rows, [position] * 4).token_ids == wanted[position] == short.state.last_tokens(rows)
+    assert len({tuple(each) for each in zip(*wanted, strict=True)}) == 4
+
+
+def test_one_that_fails_sends_its_step_the_long_way_and_nothing_is_lost_or_counted_twice(engine):
+    line, logits = state_with(engine), torch.randn(4, 500, generator=torch.Generator().manual_seed(4))
+    before = line.draw(logits, range(4), [0] * 4).token_ids
+    logits[1, 3] = math.nan
+    draws = line.draw(logits, range(4), [1] * 4)
+    assert list(draws.errors) == [1]
+    assert draws.token_ids[1] == -1
+    assert all(token_id >= 0 for row, token_id in enumerate(draws.token_ids) if row != 1)
+    logits[1, 3] = 0
+    assert list(line.draw(logits, range(4), [2] * 4).errors) == [1]  # A slot that failed stays so.
+    assert line.draw(logits[:1], [0], [3]).token_ids[0] == before[0] == int(logits[0].argmax())
+    assert line.state.history.output(0).tolist() == [before[0]] * 4
+    assert line.state.history.output(1).tolist() == [before[1]]
+
+
+def test_the_history_that_a_processor_sees_has_what_was_drawn_before_it_was_asked(engine):
+    line = Line(50, drawer=Drawer(engine))
+    line.admit(0, temperature=0.0, prompt=(9,))
+    seen = line.state.history.seen(0).tolist()
+    for position, token_id in enumerate([3, 4, 3]):
+        logits = torch.zeros(1, 50)
+        logits[0, token_id] = 1
+        assert line.draw(logits, [0], [position]).token_ids == [token_id]
+    ids, counts = line.state.history.output_counts(0)
+    assert seen == [9]
+    assert sorted(line.state.history.seen(0).tolist()) == [3, 4, 9]
+    assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == {3: 2, 4: 1}

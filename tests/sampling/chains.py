@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from msgspec import Struct
 
+from headrace.core.kernels.native.draw import Drawer
 from headrace.core.sampling import SamplingState
 from headrace.hooks.components import Bound
 from headrace.hooks.messages import Admit
@@ -69,6 +70,7 @@ class Spy:
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
+        self.fused = getattr(sampler, "fused", None)
         self.logits: list[torch.Tensor] = []
 
     def sample(self, logits: torch.Tensor, uniforms: torch.Tensor, rows: Any) -> torch.Tensor:
@@ -86,6 +88,7 @@ class Line:
         num_slots: int = 8,
         strangers: Sequence[Stranger] = (),
         sampler: Any = None,
+        drawer: Drawer | None = None,
     ) -> None:
         context = Context(sampling=SamplingContext(vocab_size=vocab_size, num_slots=num_slots))
         self.names = [name for group in DEFAULT for name, _, _ in group]
@@ -102,6 +105,7 @@ class Line:
             vocab_size=vocab_size,
             chain=chain,
             sampler=Bound(name="spy", plugin="spies", component=self.spy),
+            drawer=drawer,
         )
 
     def op(

@@ -10,7 +10,7 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
-VERSION = 4
+VERSION = 5
 LIBRARY = Path(os.environ.get("HEADRACE_KERNELS") or Path(__file__).with_name("_headrace.so"))
 """The environment may name another build, such as one with sanitizers."""
 
@@ -202,6 +202,8 @@ def library() -> ctypes.CDLL | None:
     lib.hr_destroy.argtypes = [c_void_p]
     lib.hr_draw.restype = None
     lib.hr_draw.argtypes = [c_void_p, c_void_p, c_int32, c_int32]
+    lib.hr_draw_slots.restype = None
+    lib.hr_draw_slots.argtypes = [c_void_p, *[c_void_p] * 4, c_int64, c_int32, c_int32, c_void_p]
     lib.hr_limits.restype = None
     lib.hr_limits.argtypes = [c_void_p, c_int64, c_int32, POINTER(c_double), POINTER(c_double)]
     lib.hr_run.restype = None

@@ -7,6 +7,7 @@ say one after the other, in that order.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from typing import Any, Final
 
 import numpy as np
@@ -60,6 +61,7 @@ class Drawer:
         lib = abi.library()
         assert lib is not None
         self._draw = lib.hr_draw
+        self._draw_slots = lib.hr_draw_slots
 
     def draw(self, logits: Tensor, params: Params, rows: list[int]) -> tuple[list[int], list[float]]:
         """Draw a token for each of *rows*.
@@ -76,6 +78,34 @@ class Drawer:
         params["logits"] = logits.data_ptr() + np.asarray(rows, np.uint64) * np.uint64(4 * logits.stride(0))
         self._draw(self._engine, params.ctypes.data, len(rows), logits.shape[1])
         return params["token"].tolist(), params["top"].tolist()
+
+    def draw_slots(self, logits: Tensor, params: int, slots: array[int], positions: array[int]) -> array[int]:
+        """Draw a token for each row of *logits*, which are left as they are; one call, and no numpy around it.
+
+        Args:
+            params: the address of an array from `slots`.
+            slots: of each row: where its parameters are.
+            positions: in its sequence, of each row.
+
+        Returns:
+            Ids, -1 where the largest logit is not finite.
+        """
+        num_rows, vocab_size = logits.shape
+        row_stride, stride = logits.stride()
+        assert stride == 1
+        ids = array("i", bytes(4 * num_rows))
+        self._draw_slots(
+            self._engine,
+            params,
+            slots.buffer_info()[0],
+            positions.buffer_info()[0],
+            logits.data_ptr(),
+            row_stride,
+            num_rows,
+            vocab_size,
+            ids.buffer_info()[0],
+        )
+        return ids
 
     def tops(self, logits: Tensor) -> list[float]:
         """The largest of each row of `[num_rows, vocab_size]`, NaN where any is."""

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define HR_ABI 4
+#define HR_ABI 5
 
 enum HrKind : int32_t {
   HR_EMBED,     // out = row tokens[t] of matrix

@@ -237,6 +237,20 @@ void hr_draw(void* engine, HrDraw* rows, int32_t num_rows, int32_t vocab_size) {
   e.team.run(1, &num_rows, [&](int, int item, int) { e.dialect->draw(rows[item], vocab_size); });
 }
 
+// The same for rows of which `slots` names the parameters among `all`, and `positions` where they are. What is drawn goes into
+// `tokens`, as HrDraw's does.
+void hr_draw_slots(void* engine, const HrDraw* all, const int32_t* slots, const int32_t* positions, const float* logits,
+                   int64_t stride, int32_t num_rows, int32_t vocab_size, int32_t* tokens) {
+  Engine& e = *static_cast<Engine*>(engine);
+  e.team.run(1, &num_rows, [&](int, int item, int) {
+    HrDraw row = all[slots[item]];
+    row.position = (uint64_t)positions[item];
+    row.logits = logits + item * stride;
+    e.dialect->draw(row, vocab_size);
+    tokens[item] = row.token;
+  });
+}
+
 // What the machine can do with the engine's threads: bytes read a second from `bytes` of memory, and products of an 8-bit
 // and a 4- or 8-bit integer a second, with everything in registers. Best of `rounds`.
 void hr_limits(void* engine, int64_t bytes, int32_t rounds, double* read_per_s, double* products_per_s) {
