@@ -75,7 +75,7 @@ def test_bits_do_not_depend_on_company(path, bits, dialect, company):
     assert torch.equal(together, alone)
 
 
-@pytest.mark.parametrize("bits", [4, None])
+@pytest.mark.parametrize("bits", [4, 8, None])
 @pytest.mark.parametrize("cuts", [(1,), (16,), (31, 32, 33), (7, 14, 70), tuple(range(1, 75))])
 def test_bits_do_not_depend_on_how_a_prompt_is_cut(path, bits, cuts):
     model = open_native(path, Llama(), quantizer=integers(bits))
