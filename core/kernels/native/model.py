@@ -89,6 +89,7 @@ class NativeModel:
         self._engine = self._lib.hr_create(ctypes.byref(self._c_program), dialect.encode(), num_threads, SPIN)
         self._give_way = abi.give_way()
         self._rows = {abi.Domain.TOKENS: 0, abi.Domain.SAMPLES: 0}
+        self._logits: Tensor | None = None
 
     def __del__(self) -> None:
         if ahead := getattr(self, "_ahead", None):
@@ -152,7 +153,10 @@ class NativeModel:
             assert batch is not None
             plan = plan or self._between.plan(batch)
             self._break(segment.first, rows, batch, plan)
-        return self._view(len(self.program.ops) - 1, rows)
+        # Two slices of a tensor take longer than the rest of what surrounds a step.
+        if self._logits is None or self._logits.shape[0] != num_samples:
+            self._logits = self._view(len(self.program.ops) - 1, rows)
+        return self._logits
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy KV blocks, (source, target), all layers."""
@@ -213,6 +217,7 @@ class NativeModel:
                 continue
             rows = -(-wanted // MORE_ROWS) * MORE_ROWS
             self._rows[domain] = rows
+            self._logits = None
             self._floats.grow(domain, rows)
             self._ints.grow(domain, rows)
             if domain is abi.Domain.TOKENS:
