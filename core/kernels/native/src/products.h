@@ -132,7 +132,7 @@ HR_INLINE void dot_q4(const uint8_t* w, int groups, const Integers in, V (*out)[
   for (int g = 0; g < groups; g++, w += Q4_BYTES) {
     D d[C][R];
     if (--turn < 0) fetch_group<5, C>(w, ws, in.ahead), turn = in.passes - 1;
-    if (R == 4) (*in.cache)();
+    (*in.cache)();
     dot_group<Nibbles, R, C>(w, ws, in.x + g * GROUP, in.xs, d);
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) {
@@ -212,7 +212,7 @@ HR_INLINE void dot_q8(const uint8_t* w, int groups, const Integers in, V (*out)[
   for (int g = 0; g < groups; g++) {
     V sums[C][R];
     if (--turn < 0) fetch_group<9, C>(w + q8_at(g), ws, in.ahead), turn = in.passes - 1;
-    if (R == 4) (*in.cache)();
+    (*in.cache)();
     sums_q8<R, C>(w + q8_at(g), ws, in, g, sums);
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) {
@@ -415,13 +415,13 @@ static void all_rows(const Product& p, int at) {
 }
 
 // The part of the cache that items [first, end) of a product fetch. Weights come first: where memory is busy with them, as
-// with few rows, it is not asked for more.
+// with few rows, it is asked for one line of the cache with each group, which attention would have to wait for.
 static CacheAhead cache_ahead(const Run& run, const HrOp& op, int first, int end, int rows) {
   CacheAhead ahead;
   const HrMatrix& m = run.program->matrices[op.matrix];
   const Share& share = run.shares[&op - run.program->ops];
-  const int64_t passes = rows / 4, weights = COLUMNS * (m.storage == HR_Q4 ? 5 : 9);
-  if (!run.num_blocks || share.to <= share.from || passes * LINES <= weights) return ahead;
+  const int64_t passes = std::max(1, rows / 4), weights = COLUMNS * (m.storage == HR_Q4 ? 5 : 9);
+  if (!run.num_blocks || share.to <= share.from) return ahead;
   const HrCache& c = run.program->cache;
   const int units = m.gated ? (m.n + 63) / 64 : (m.n + 15) / 16;
   auto block_of = [&](int item) {
@@ -433,8 +433,9 @@ static CacheAhead cache_ahead(const Run& run, const HrOp& op, int first, int end
   ahead.next = block_of(first);
   ahead.end = block_of(end);
   const int64_t lines = (ahead.end - ahead.next) * ahead.block_bytes / 64;
-  const int64_t turns = std::max<int64_t>(1, (end - first) * (m.gated ? 4 : 1) / COLUMNS * passes * ((m.k + GROUP - 1) / GROUP));
-  ahead.each = (int)std::min((lines + turns - 1) / turns, (LINES * passes - weights) / passes);
+  const int64_t blocks = (end - first) * (m.gated ? 4 : 1) / (rows < 4 ? 1 : COLUMNS);
+  const int64_t turns = std::max<int64_t>(1, blocks * passes * ((m.k + GROUP - 1) / GROUP));
+  ahead.each = (int)std::min((lines + turns - 1) / turns, std::max<int64_t>(1, (LINES * passes - weights) / passes));
   return ahead;
 }
 
