@@ -261,6 +261,7 @@ static inline void dot_float(const typename S::T* w, int64_t cs, int k, const fl
   for (int c = 0; c < C; c++)
     for (int r = 0; r < R; r++) acc[c][r] = a[c][r];
 }
+
 static inline V activated(int act, V x) {
   switch (act) {
     case HR_SILU: return times_sigmoid(x, x);
@@ -331,7 +332,7 @@ static inline void dot_rows(const Product& p, int block, int row, V (*acc)[R]) {
                       before / 4,
                       (all + 3) / 4,
                       p.cache,
-                      p.wide + before * ints.stride};
+                      p.wide ? p.wide + before * ints.stride : nullptr};
     const uint8_t* w = (const uint8_t*)m.data + block * size;
     if (m.storage == HR_Q4) dot_q4<R, C>(w, groups, in, acc);
     else dot_q8<R, C>(w, groups, in, acc);

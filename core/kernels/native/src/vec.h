@@ -63,7 +63,6 @@ static inline V times_power(V p, V n) { return {_mm512_scalef_ps(p.x, n.x)}; }
 static inline void store_bytes(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(v.x)); }
 
 static inline U load_u(const uint8_t* p) { return _mm512_loadu_si512(p); }
-static inline void store_u(uint8_t* p, U u) { _mm512_storeu_si512(p, u); }
 static inline U low(U u) { return _mm512_and_si512(u, _mm512_set1_epi8(15)); }
 static inline U high(U u) { return _mm512_and_si512(_mm512_srli_epi16(u, 4), _mm512_set1_epi8(15)); }
 struct D { __m512i x; };
@@ -86,7 +85,7 @@ static inline I i_zero() { return {_mm512_setzero_si512()}; }
 static inline void store_shorts(int16_t* p, I v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(v.x)); }
 // Lane j at p[2 j]; what lies between is not touched. The lanes must fit.
 static inline void store_apart(int16_t* p, I v) { _mm512_mask_storeu_epi16(p, 0x55555555u, v.x); }
-// 32 registers hold the sums of two blocks of outputs, and nibbles are opened beside the products, not instead of them.
+// 32 registers hold the sums of two blocks of outputs.
 constexpr int COLUMNS = 2, CHAINS = 12, POWERS = 4, ROWS_AHEAD = 2;
 
 #elif defined(HR_AVX2)
@@ -154,10 +153,6 @@ static inline void store_bytes(int8_t* p, I v) {
 
 static inline U load_u(const uint8_t* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
-}
-static inline void store_u(uint8_t* p, U u) {
-  _mm256_storeu_si256((__m256i*)p, u.x);
-  _mm256_storeu_si256((__m256i*)(p + 32), u.y);
 }
 static inline U low(U u) {
   const __m256i m = _mm256_set1_epi8(15);
@@ -248,12 +243,14 @@ static inline V times_power(V p, V n, V x, float least) {
   HR_EACH p.f[j] = x.f[j] > least ? std::ldexp(p.f[j], (int)n.f[j]) : x.f[j] <= least ? 0.0f : p.f[j];
   return p;
 }
-static inline V times_power(V p, V n) { HR_EACH p.f[j] = std::ldexp(p.f[j], (int)n.f[j]); return p; }
+static inline V times_power(V p, V n) {
+  HR_EACH if (!std::isnan(n.f[j])) p.f[j] = std::ldexp(p.f[j], (int)n.f[j]);
+  return p;
+}
 static inline void store_bytes(int8_t* p, I v) {
   HR_EACH p[j] = (int8_t)(v.i[j] < -128 ? -128 : v.i[j] > 127 ? 127 : v.i[j]);
 }
 static inline U load_u(const uint8_t* p) { U r; std::memcpy(r.u, p, 64); return r; }
-static inline void store_u(uint8_t* p, const U& u) { std::memcpy(p, u.u, 64); }
 static inline U low(U u) { for (auto& b : u.u) b &= 15; return u; }
 static inline U high(U u) { for (auto& b : u.u) b >>= 4; return u; }
 struct D { int32_t i[16]; };
