@@ -89,7 +89,7 @@ class Sampling:
         started, num_samples = perf_counter(), len(step.sample_rows)
         with self._by_plugins():
             scores = []
-            if step.score_rows:
+            if logits.shape[0] != num_samples:
                 scores = token_scores(logits[num_samples:], step.score_tokens.tolist(), step.score_tops.tolist())
                 logits = logits[:num_samples]
             draws = self._state.draw(logits, step.sample_slots, step.sample_positions, step.sample_drafts)

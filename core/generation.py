@@ -29,7 +29,6 @@ class Generation:
 
     Attributes:
         slots: who is drawn by it.
-        plain: those of them whose rows the compiled draw does alone.
     """
 
     def __init__(
@@ -44,7 +43,6 @@ class Generation:
         drawer: Drawer | None,
     ) -> None:
         self.slots: set[int] = set()
-        self.plain: set[int] = set()
         self._processors = [Processor(bound, on_call, ledger) for group in chain for bound in group]
         self._sampler = Draw(sampler, on_call, ledger, vocab_size)
         self._fused = FusedTail(self._processors, self._sampler, num_slots, drawer) if drawer is not None else None
@@ -54,20 +52,16 @@ class Generation:
     def admit(self, op: Admit, *, greedy: bool) -> RequestError | None:
         """Take a slot's parameters. Gives back why it cannot draw, if it cannot."""
         self.slots.add(op.slot)
-        self.plain.discard(op.slot)
         if self._fused is not None:
             self._fused.admit(op)
         refusals = [processor.admit(op, params) for processor, params in zip(self._processors, op.chain, strict=True)]
         if not greedy:
             refusals.append(self._sampler.admit(op))
-        if self._fused is not None and self._fused.does_all(op.slot, greedy=greedy):
-            self.plain.add(op.slot)
         return next((refusal for refusal in refusals if refusal is not None), None)
 
     def release(self, slot: int, *, well: bool, greedy: bool) -> None:
         """Nobody owns *slot* any more. See `Processor.release`."""
         self.slots.discard(slot)
-        self.plain.discard(slot)
         for processor in self._processors:
             processor.release(slot, well=well)
         if well and not greedy:
@@ -77,8 +71,12 @@ class Generation:
         """Its rows that the compiled draw can do."""
         return [] if self._fused is None else self._fused.rows(drawing, self.slots)
 
+    def is_plain(self, slot: int, *, greedy: bool) -> bool:
+        """Whether the compiled draw does all that the rows of an admitted *slot* need."""
+        return self._fused is not None and self._fused.does_all(slot, greedy=greedy)
+
     def draw_plain(self, logits: Tensor, slots: array[int], positions: array[int]) -> list[int]:
-        """A token for each row of `plain` slots; -1 where the largest logit is not finite."""
+        """A token for each row, all of plain slots; -1 where the largest logit is not finite."""
         assert self._fused is not None
         return self._fused.draw_all(logits, slots, positions)
 

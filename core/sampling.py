@@ -152,7 +152,7 @@ class SamplingState:
             refusal = RequestFailed("a drawn request must have its seed settled before it starts, found none")
         self._owners[op.slot] = Owner(admitted=op, generation=generation, greedy=greedy, refusal=refusal)
         self._plain.discard(op.slot)
-        if refusal is None and op.params.logprobs is None and op.slot in generation.plain:
+        if refusal is None and op.params.logprobs is None and generation.is_plain(op.slot, greedy=greedy):
             self._plain.add(op.slot)
 
     def _generation(self, stack: Stack | None) -> Generation:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,19 @@ BLOCK_SIZE = 16
 DIALECTS = [name for name in ("avx512", "avx2", "portable") if dialect(name)]
 
 pytestmark = pytest.mark.skipif(dialect() is None, reason="the kernels were not compiled: there is no C++ compiler")
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def build_hook() -> Any:
+    """The module that compiles the kernels when the package is built."""
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def open_native(

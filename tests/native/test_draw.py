@@ -231,3 +231,23 @@ def test_the_history_that_a_processor_sees_has_what_was_drawn_before_it_was_aske
     assert seen == [9]
     assert sorted(line.state.history.seen(0).tolist()) == [3, 4, 9]
     assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == {3: 2, 4: 1}
+
+
+def test_a_row_that_needs_more_gets_it_in_the_company_of_those_that_do_not(engine):
+    line = Line(50, drawer=Drawer(engine))
+    line.admit(0, temperature=0.0)
+    line.admit(1, temperature=0.0, chain={"logit-bias": {"bias": {7: -100.0}}})
+    logits = torch.zeros(2, 50)
+    logits[:, 7], logits[:, 8] = 2, 1
+    assert line.draw(logits, [0, 1], [0, 0]).token_ids == [7, 8]
+    assert line.draw(logits[1:], [1], [1]).token_ids == [8]
+    assert line.draw(logits[:1], [0], [1]).token_ids == [7]
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_logits_of_another_number_of_rows_are_refused_before_compiled_code_reads_them(engine, num_rows):
+    line = Line(50, drawer=Drawer(engine))
+    for slot in (0, 1):
+        line.admit(slot, temperature=0.0)
+    with pytest.raises(ValueError, match="a row is needed for each of 2 slots"):
+        line.draw(torch.zeros(num_rows, 50), [0, 1], [0, 0])

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.native.compiled import ROOT, build_hook
 from tests.native.compiled import pytestmark as compiled
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [compiled, pytest.mark.slow]
-
-
-def build_hook():
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_nothing_is_read_or_written_out_of_bounds_and_nothing_undefined_is_done(tmp_path):

@@ -89,8 +89,15 @@ class Drawer:
 
         Returns:
             Ids, -1 where the largest logit is not finite.
+
+        Raises:
+            ValueError: there are not as many rows as slots and positions; compiled code would read what is not there.
         """
         num_rows, vocab_size = logits.shape
+        if not num_rows == len(slots) == len(positions):
+            raise ValueError(
+                f"a row is needed for each of {len(slots)} slots, {len(positions)} positions, found {num_rows}"
+            )
         row_stride, stride = logits.stride()
         assert stride == 1
         ids = array("i", bytes(4 * num_rows))
