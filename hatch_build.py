@@ -23,10 +23,10 @@ NATIVE = Path("core", "kernels", "native")
 LIBRARY = "_headrace.so"
 # No sum may be contracted or reordered: the same row must give the same bits in every kernel.
 FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -Wno-maybe-uninitialized -Wno-psabi"
-X86 = {
-    "avx2": "-mavx2 -mfma -mf16c",
-    "avx512": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c",
-}
+AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c"
+X86 = {"avx2": "-mavx2 -mfma -mf16c", "avx512": AVX512}
+# What a compiler may not know (GCC does from 12 on); the library has the others then.
+OPTIONAL = {"amx": AVX512 + " -mavx512bf16 -mavx512fp16 -mamx-tile -mamx-bf16"}
 
 
 class BuildHook(BuildHookInterface):
@@ -64,10 +64,12 @@ def compile_kernels(root: Path, library: Path | None = None, flags: str = FLAGS)
     if library.exists() and library.stat().st_mtime >= newest:
         return library
     compiler = shlex.split(os.environ.get("CXX", "g++"))
-    dialects = X86 if platform.machine().lower() in ("x86_64", "amd64") else {}
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            jobs = dict.fromkeys(("engine", "team", "portable"), "") | dialects
+            known = {name: more for name, more in OPTIONAL.items() if x86 and _knows(compiler, more.split())}
+            # The longest first.
+            jobs = (known | X86 if x86 else {}) | dict.fromkeys(("engine", "team", "portable"), "")
             objects = [str(Path(folder, f"{name}.o")) for name in jobs]
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 commands = [
@@ -84,6 +86,18 @@ def compile_kernels(root: Path, library: Path | None = None, flags: str = FLAGS)
         print(f"headrace: the kernels were not compiled ({error})\n{said[-2000:]}", file=sys.stderr)
         return None
     return library
+
+
+def _knows(compiler: list[str], flags: list[str]) -> bool:
+    # -E would do for the compiler; the assembler has to know the instructions too.
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "probe.cpp")
+        source.write_text('#include <immintrin.h>\nvoid f() { asm volatile("tilerelease"); }\n')
+        try:
+            _run([*compiler, *flags, "-c", str(source), "-o", str(source.with_suffix(".o"))])
+        except subprocess.CalledProcessError:
+            return False
+    return True
 
 
 def _run(command: list[str]) -> None:

@@ -36,7 +36,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(description="Threads that one step of the model uses; unset: all cores this process may use."),
     ] = None
     kernels: Annotated[
-        Literal["auto", "native", "reference", "avx512", "avx2", "portable"],
+        Literal["auto", "native", "reference", "amx", "avx512", "avx2", "portable"],
         Meta(
             description="What runs the model: `reference` (torch), `native` (compiled; the start fails without it), "
             "one of its instruction sets, or the best there is."

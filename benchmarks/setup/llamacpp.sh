@@ -16,6 +16,9 @@ if [ ! -d source ]; then
   rm -f source.new/vendor/llama.cpp/.git
   mv source.new source
 fi
+# GCC 12 believes that a tile configuration is read to its eighth byte only, and leaves out the rest of it: without this,
+# processors with AMX end the program.
+sed -i 's/^    _tile_loadconfig(&tc);/    asm volatile("" :: "r"(\&tc) : "memory"); _tile_loadconfig(\&tc);/' source/vendor/llama.cpp/ggml/src/ggml-cpu/amx/mmq.cpp
 cmake -S source/vendor/llama.cpp -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF \
   -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF
 cmake --build build -j "${JOBS:-2}" \

@@ -19,7 +19,7 @@ from headrace.plugins.unquantized import Unquantized
 from tests.model.tiny import open_checkpoint
 
 BLOCK_SIZE = 16
-DIALECTS = [name for name in ("avx512", "avx2", "portable") if dialect(name)]
+DIALECTS = [name for name in ("amx", "avx512", "avx2", "portable") if dialect(name)]
 
 pytestmark = pytest.mark.skipif(dialect() is None, reason="the kernels were not compiled: there is no C++ compiler")
 

@@ -39,11 +39,30 @@ def integers(bits):
     return Integers(bits, 8)
 
 
+def rounded(x, bits):
+    """*x* float32 with so many significant bits, halves away from 0."""
+    unit = 1 << 24 - bits
+    return ((x.view(torch.int32) + unit // 2) & -unit).view(torch.float32)
+
+
+class Tiled(Integers):
+    """What `amx` multiplies, in torch: activations in bfloat16, weights in 11 significant bits and of these 8."""
+
+    def linear(self, name, weight, bias):
+        weights = rounded(dequantize(super().linear(name, weight, bias).packed).half().float(), 8)
+        return lambda x: nn.functional.linear(x.bfloat16().float(), weights, bias)
+
+
+def same_arithmetic(dialect, bits):
+    return Tiled(bits, 8) if dialect == "amx" else integers(bits)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_logits_equal_the_same_arithmetic_in_torch(path, bits, dialect):
     checkpoint = open_checkpoint(path)
-    reference = load(checkpoint.artifact, checkpoint, Llama(), integers(bits), Sdpa(), num_blocks=20, block_size=16)
+    quantizer = same_arithmetic(dialect, bits)
+    reference = load(checkpoint.artifact, checkpoint, Llama(), quantizer, Sdpa(), num_blocks=20, block_size=16)
     step = batch((PROMPT, 0, range(1, 6)))
     expected = reference.forward(step)
     far = []
@@ -139,10 +158,65 @@ def test_bits_do_not_depend_on_threads(path, num_threads):
     assert torch.equal(*logits)
 
 
-def test_a_weight_that_is_not_a_number_is_seen_in_the_logits(path):
-    model = open_native(path, Llama(), quantizer=integers(4))
-    queries = next(matrix for matrix in model.lowered.matrices if not isinstance(matrix, torch.Tensor))
-    queries.data[0, 256:320] = 255  # Scales and offsets of a group of the first 16 outputs, in float16.
+class Changed(Integers):
+    """Changes the packed matrices of one name."""
+
+    def __init__(self, bits, ending, change):
+        super().__init__(bits, bits)
+        self._ending, self._change = ending, change
+
+    def linear(self, name, weight, bias):
+        made = super().linear(name, weight, bias)
+        if name.endswith(self._ending):
+            self._change(made.packed)
+        return made
+
+
+def scales_of(packed):
+    """Scales, and offsets where there are some, as a view of the packed bytes."""
+    if packed.storage is Storage.Q4:
+        return packed.data.view(len(packed.data), -1, 320)[..., 256:]
+    return packed.data.view(len(packed.data), -1, 1088)[..., :64]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("factor", [2.0**-4, 2.0**9])
+def test_weights_of_any_size_give_the_same_digits(path, bits, dialect, factor):
+    def change(packed):
+        scales = scales_of(packed)
+        scales.copy_((scales.contiguous().view(torch.float16) * factor).view(torch.uint8))
+
+    step = batch((PROMPT, 0, range(1, 6)))
+    usual = open_native(path, Llama(), quantizer=Integers(bits, bits), dialect=dialect).forward(step)
+    changed = open_native(path, Llama(), quantizer=Changed(bits, "head", change), dialect=dialect).forward(step)
+
+    assert torch.equal(changed, usual * factor)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_is_0_stays_0(path, bits, dialect):
+    """Beside outputs of the same block that are not."""
+
+    def change(packed):
+        scales_of(packed).view(len(packed.data), -1, 2, 16, 2)[:, :, :, 5] = 0
+
+    logits = open_native(path, Llama(), quantizer=Changed(bits, "head", change), dialect=dialect).forward(
+        batch((PROMPT, 0, range(1, 6)))
+    )
+
+    assert (logits[:, 5::16] == 0).all()
+    assert (logits[:, 6::16] != 0).all()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_weight_that_is_not_a_number_is_seen_in_the_logits(path, bits, dialect):
+    def change(packed):
+        scales_of(packed)[0, 0] = 255  # Of a group of the first 16 outputs, NaN in float16.
+
+    model = open_native(path, Llama(), quantizer=Changed(bits, ".q", change), dialect=dialect)
 
     assert not torch.isfinite(model.forward(batch((PROMPT, 0, range(1, 6))))).all()
 

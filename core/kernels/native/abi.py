@@ -221,7 +221,7 @@ def give_way() -> Callable[[int, bool], None]:
 
 
 def dialect(wanted: str = "") -> str | None:
-    """The instruction set the library speaks here: `avx512`, `avx2` or `portable`. None: there is no library.
+    """The instruction set the library speaks here: `amx`, `avx512`, `avx2` or `portable`. None: there is no library.
 
     Args:
         wanted: only this one.

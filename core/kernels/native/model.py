@@ -76,7 +76,7 @@ class NativeModel:
         self.lowered = lower(program, self._plain, packed, attention=native_cache)
         self._between = ReferenceModel(program, self._plain, foreign, store, attention)
         self._floats = _Memory(self.lowered.buffers)
-        self._ints = _IntMemory(self.lowered.ints)
+        self._ints = _IntMemory(self.lowered.ints, value_bytes=2 if dialect == "amx" else 1)
         self._turns = _Turns(self.lowered.turns)
         self._cache = _cache(store, program, native_cache)
         gather(self.lowered.matrices)
@@ -284,17 +284,18 @@ class _Memory:
 
 
 class _IntMemory:
-    """Integer buffers: `[rows, width]` int8 and three floats for each group of 32."""
+    """Integer buffers: `[rows, width]` of 8 bits, or of bfloat16, and three floats for each group of 32."""
 
-    def __init__(self, spaces: list[Space]) -> None:
+    def __init__(self, spaces: list[Space], *, value_bytes: int) -> None:
         self._spaces = spaces
+        self._value_bytes = value_bytes
         self.structs = (abi.Ints * len(spaces))()
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def grow(self, domain: abi.Domain, rows: int) -> None:
         for i, space in enumerate(self._spaces):
             if space.domain is domain:
-                q = torch.zeros(rows, space.width, dtype=torch.int8)
+                q = torch.zeros(rows, space.width * self._value_bytes, dtype=torch.int8)
                 scales = torch.zeros(rows, space.width // 32 * 3)
                 self._kept[i] = q, scales
                 self.structs[i] = abi.Ints(q.data_ptr(), scales.data_ptr(), space.width)

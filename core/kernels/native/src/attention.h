@@ -278,10 +278,7 @@ static void finish_queries(const Run& run, const HrOp& op, const Unit& unit, int
     V by = set1(1.0f / sum(load(g.total + 16 * r)));
     for (int i = 0; i < hd; i += 16) store(o + i, mul(load(o + i), by));
     if (op.out.buf >= 0) std::memcpy(output(run, op.out, row) + column, o, (size_t)hd * 4);
-    if (op.qout >= 0) {
-      const HrInts& out = run.program->ints[op.qout];
-      quantize_row(o, hd, out.q + row * out.stride + column, scales_of(out, row) + column / GROUP * PER_GROUP, hd);
-    }
+    if (op.qout >= 0) put_row(run.program->ints[op.qout], row, column / GROUP, o, hd);
   }
 }
 
@@ -331,11 +328,11 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int fi
   }
 }
 
-// An item is a unit under some KV heads. next_item: the one that the same thread is likely to take next, or beyond the last.
+// An item is a unit under some KV heads. next_item: the one that the same thread is likely to take next, or -1.
 static void attend_item(const Run& run, const HrOp& op, int item, int next_item, float* scratch) {
   const int together = run.heads_together, parts = op.kv_heads / together;
   Tile following{};
-  if (next_item < run.num_units * parts) {
+  if (next_item >= 0) {
     const Span span = span_of(run, op, run.units[next_item / parts], 0);
     following = tile_of(run, op, span, next_item % parts * together, span.from);
   }

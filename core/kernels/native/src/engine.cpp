@@ -8,10 +8,24 @@
 #include <vector>
 
 #include "team.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
 const Dialect* choose(const char* wanted);
+
+// Items of an operation, `size` of which go together, in parts of `total`.
+struct Items {
+  int total, size, parts;
+  int together() const { return (total + size - 1) / size; }
+  int count() const { return together() * parts; }
+  int first(int i) const { return i / together() * total + i % together() * size; }
+  int end(int i) const { return std::min(first(i) + size, (i / together() + 1) * total); }
+};
 
 struct Engine {
   HrProgram program;
@@ -19,10 +33,13 @@ struct Engine {
   Team team;
   std::vector<std::vector<float>> scratch;
   std::vector<Unit> units;
-  std::vector<int32_t> rows, row_seq, counts, sizes, totals;
+  std::vector<int32_t> rows, row_seq, counts;
+  std::vector<Items> items;
   std::vector<uint8_t> sampled;
   std::vector<Share> shares;
   std::vector<int32_t> blocks;
+  std::vector<std::vector<float>> divisors;  // of each matrix
+  std::vector<const float*> divisors_of;
   int heads_together = 1;
   bool windows = false;  // in any layer
 
@@ -30,8 +47,13 @@ struct Engine {
     int floats = p.scratch_floats;
     for (int i = 0; i < p.num_ops; i++)
       if (p.ops[i].kind == HR_ATTEND) floats = std::max(floats, HR_MAX_QUERIES * 2 * (p.ops[i].inner + HR_KEYS));
-    for (int i = 0; i < p.num_matrices; i++)
-      if (p.matrices[i].storage == HR_Q8) floats = std::max(floats, (p.matrices[i].k + 31) / 32 * 32 * HR_WIDE_ROWS / 2);
+    for (int i = 0; i < p.num_matrices; i++) {
+      const HrMatrix& m = p.matrices[i];
+      floats = std::max(floats, d->scratch(m));
+      divisors.emplace_back((size_t)(m.n + 15) / 16);
+      d->divisors(m, divisors.back().data());
+    }
+    for (const auto& each : divisors) divisors_of.push_back(each.data());
     for (int i = 0; i < p.num_ops; i++) windows |= p.ops[i].kind == HR_ATTEND && p.ops[i].window;
     divide_cache();
     scratch.assign((size_t)threads, std::vector<float>((size_t)floats + 16));
@@ -92,8 +114,7 @@ void plan_units(Engine& e, const HrStep& step, int heads_per_kv) {
     const int32_t seq = order[i], first = step.cu_tokens[seq];
     for (int row = first; row < step.cu_tokens[seq + 1]; row++) e.row_seq[(size_t)row] = seq;
     if (!is_alone(seq) || e.windows) {
-      // From the end: the longest come first, so that no thread is left with one.
-      for (int end = step.cu_tokens[seq + 1]; end > first; end -= most) push(std::max(first, end - most), end);
+      for (int row = first; row < step.cu_tokens[seq + 1]; row += most) push(row, std::min(row + most, step.cu_tokens[seq + 1]));
       continue;
     }
     if (i == 0 || !is_alone(order[i - 1]) || first_block(order[i - 1]) != first_block(seq)) {
@@ -146,29 +167,24 @@ int together(const Engine& e, const HrOp& op) {
   return fits && (int)e.units.size() >= 4 * e.team.size() ? op.kv_heads : 1;
 }
 
-// How many items of an operation there are, and how many go together: a few microseconds' worth, and enough for all threads.
-void divide(Engine& e, const HrStep& step, const HrOp& op, int* total, int* size) {
-  int rows = op.domain == HR_SAMPLES ? step.num_samples : step.num_tokens;
-  int threads = e.team.size();
-  *size = 1;
+// How an operation's items go together: a few microseconds' worth, and enough for all threads.
+Items divide(Engine& e, const HrStep& step, const HrOp& op) {
+  const int rows = op.domain == HR_SAMPLES ? step.num_samples : step.num_tokens, threads = e.team.size();
   switch (op.kind) {
     case HR_MATMUL: {
       const HrMatrix& m = e.program.matrices[op.matrix];
-      int blocks = (m.n + 15) / 16;
-      *total = rows ? (m.gated ? blocks / 4 : blocks) : 0;
-      int per_thread = rows >= 16 ? 16 : 5;
-      *size = std::clamp(*total / (threads * per_thread), m.gated ? 1 : 2, 64);
-      if (!m.gated) *size &= ~1;  // Kernels take pairs.
-      break;
+      const int blocks = (m.n + 15) / 16, total = rows ? (m.gated ? blocks / 4 : blocks) : 0;
+      const int per_thread = rows >= 16 ? 16 : 5, parts = RowParts::of(rows, threads, e.dialect->part_rows).parts;
+      int size = std::clamp(total * parts / (threads * per_thread), m.gated ? 1 : 2, 64);
+      if (!m.gated) size &= ~1;  // Kernels take pairs.
+      return {total, size, parts};
     }
-    case HR_ATTEND:
-      *total = (int)e.units.size() * (op.kv_heads / e.heads_together);
+    case HR_ATTEND: {
+      const int total = (int)e.units.size() * (op.kv_heads / e.heads_together);
       // Short ones in a row: a thread that knows its next has it fetched.
-      if (e.heads_together == op.kv_heads) *size = std::clamp(*total / (threads * 4), 1, 8);
-      break;
-    default:
-      *total = rows;
-      *size = std::clamp(rows / (threads * 4), 1, 16);
+      return {total, e.heads_together == op.kv_heads ? std::clamp(total / (threads * 4), 1, 8) : 1, 1};
+    }
+    default: return {rows, std::clamp(rows / (threads * 4), 1, 16), 1};
   }
 }
 
@@ -211,20 +227,19 @@ void hr_run(void* engine, const HrStep* step, int32_t first, int32_t end) {
   e.heads_together = attend != ops + end ? together(e, *attend) : 1;
   int n = end - first;
   e.counts.resize((size_t)n);
-  e.sizes.resize((size_t)n);
-  e.totals.resize((size_t)n);
+  e.items.resize((size_t)n);
   for (int i = 0; i < n; i++) {
-    int total, size;
-    divide(e, *step, ops[first + i], &total, &size);
-    e.totals[(size_t)i] = total;
-    e.sizes[(size_t)i] = size;
-    e.counts[(size_t)i] = (total + size - 1) / size;
+    e.items[(size_t)i] = divide(e, *step, ops[first + i]);
+    e.counts[(size_t)i] = e.items[(size_t)i].count();
   }
-  Run run{&e.program,       step,          e.units.data(),  (int32_t)e.units.size(), e.rows.data(),           e.row_seq.data(),
-          e.heads_together, e.team.size(), e.shares.data(), e.blocks.data(),         (int32_t)e.blocks.size()};
+  Run run{&e.program,       step,            e.units.data(),  (int32_t)e.units.size(),   e.rows.data(), e.row_seq.data(),
+          e.heads_together, e.shares.data(), e.blocks.data(), (int32_t)e.blocks.size(), e.team.size(), e.dialect->part_rows,
+          e.divisors_of.data()};
   e.team.run(n, e.counts.data(), [&](int i, int item, int thread) {
-    int size = e.sizes[(size_t)i], from = item * size;
-    e.dialect->tile(run, ops[first + i], from, std::min(from + size, e.totals[(size_t)i]), e.scratch[(size_t)thread].data());
+    const Items& items = e.items[(size_t)i];
+    const int next = Team::after(item, thread);
+    e.dialect->tile(run, ops[first + i], items.first(item), items.end(item),
+                    next >= 0 && next < items.count() ? items.first(next) : -1, e.scratch[(size_t)thread].data());
   });
 }
 
@@ -279,9 +294,24 @@ void hr_limits(void* engine, int64_t bytes, int32_t rounds, double* read_per_s, 
 
 namespace {
 
+#if defined(__x86_64__)
+// Whether the processor has tiles of bfloat16, the system keeps them for this process, and there is what goes with them.
+bool has_tiles() {
+  uint32_t a, b, c, d, wanted = 1u << 22 | 1u << 23 | 1u << 24;  // AMX-BF16, AVX512-FP16, AMX-TILE
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & wanted) != wanted) return false;
+  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & 1u << 5)) return false;  // AVX512-BF16
+  constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
+  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
+}
+#endif
+
 bool speaks(const Dialect* d) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
+  if (d == &hr_amx) {
+    static const bool has = has_tiles();
+    return has && speaks(&hr_avx512);
+  }
   if (d == &hr_avx512)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
@@ -292,12 +322,12 @@ bool speaks(const Dialect* d) {
 
 const Dialect* choose(const char* wanted) {
 #if defined(__x86_64__)
-  const Dialect* all[] = {&hr_avx512, &hr_avx2, &hr_portable};
+  const Dialect* all[] = {&hr_amx, &hr_avx512, &hr_avx2, &hr_portable};
 #else
   const Dialect* all[] = {&hr_portable};
 #endif
   for (const Dialect* d : all)
-    if (speaks(d) && (!wanted || !*wanted || std::string_view(wanted) == d->name)) return d;
+    if (d && speaks(d) && (!wanted || !*wanted || std::string_view(wanted) == d->name)) return d;
   return nullptr;
 }
 

@@ -24,26 +24,44 @@ struct Run {
   const int32_t* rows;     // of the batch, in the order of units
   const int32_t* row_seq;  // the sequence of each row
   int32_t heads_together;  // KV heads that an item of attention takes
-  int32_t threads;         // of which each takes about every so many-th item
   const Share* shares;     // of each operation of the program
   const int32_t* blocks;   // that attention will read, in its order, as far as they may be fetched ahead
   int32_t num_blocks;
+  int32_t threads;
+  int32_t part_rows;  // see Dialect
+  const float* const* divisors_of;  // of each matrix, what its blocks' weights are divided by, where the dialect divides them
 };
 
-// Items [first, end) of an operation: rows, blocks of outputs, or attention units times KV heads.
-using TileFn = void (*)(const Run&, const HrOp&, int first, int end, float* scratch);
+// Rows of a product: with many, each thread has rows of its own rather than outputs, and what it computes stays in its caches.
+struct RowParts {
+  int parts, size;
+  static RowParts of(int rows, int threads, int least) {
+    if (!least || rows < least * threads) return {1, rows};
+    const int size = (rows + threads - 1) / threads;
+    return {threads, (size + 31) / 32 * 32};
+  }
+};
+
+// Items [first, end) of an operation: rows, blocks of outputs (of a part of the rows, then of the next), or attention units times
+// KV heads. next: where the items begin that the same thread is likely to take then, -1 where there are none.
+using TileFn = void (*)(const Run&, const HrOp&, int first, int end, int next, float* scratch);
 
 struct Dialect {
   const char* name;
   TileFn tile;
   void (*draw)(HrDraw&, int vocab_size);
   double (*read)(const float* p, int64_t n);  // a sum, so that all is read
-  int64_t (*multiply)(int64_t rounds);        // integer products in registers alone; how many
+  int64_t (*multiply)(int64_t rounds);        // products in registers alone; how many
+  void (*divisors)(const HrMatrix&, float*);  // see Run::divisors_of; one for each block
+  int (*scratch)(const HrMatrix&);            // floats that a thread needs beside its rows
+  int part_rows;                              // from so many rows a thread on products are divided by rows, 0: never
 };
 
 extern const Dialect hr_portable;
 #if defined(__x86_64__)
 extern const Dialect hr_avx2, hr_avx512;
+// A compiler may not know it.
+extern const Dialect hr_amx __attribute__((weak));
 #endif
 
 // Rows of queries that attention takes at once, and keys.

@@ -43,11 +43,41 @@ static inline void quantize_group(const float* x, int n, int8_t* q, float* scale
   scale[2] = -128.0f * total;
 }
 
-static void quantize_row(const float* x, int width, int8_t* q, float* scales, int64_t stride) {
-  for (int g = 0; g < stride / GROUP; g++) {
-    int left = width - g * GROUP;
-    if (left > 0) quantize_group(x + g * GROUP, left, q + g * GROUP, scales + PER_GROUP * g);
-  }
+#if defined(HR_TILES)
+
+// Rows for tiles: bfloat16, 16 rows together and of these 32 values of K. They are multiplied with 2^80 and weights with 2^-112
+// (see `to_tile`), so that no product that counts is too small for a float.
+constexpr int TILE_ROWS = 16;
+constexpr float TILE_ROW = 0x1p80f, TILE_SUM = 0x1p32f;
+
+static inline uint16_t* tile_row(const HrInts& ints, int64_t row, int64_t group) {
+  const int64_t groups = ints.stride / GROUP;
+  return (uint16_t*)ints.q + ((row / TILE_ROWS * groups + group) * TILE_ROWS + row % TILE_ROWS) * GROUP;
+}
+
+// A group of a row; `x` may end early: the rest counts as 0. Of each four the order is 0, 2, 1, 3, as `open` has it.
+static inline void put_group(const HrInts& ints, int64_t row, int64_t group, const float* x, int n) {
+  alignas(64) static constexpr uint16_t order[32] = {0,  2,  1,  3,  4,  6,  5,  7,  8,  10, 9,  11, 12, 14, 13, 15,
+                                                     16, 18, 17, 19, 20, 22, 21, 23, 24, 26, 25, 27, 28, 30, 29, 31};
+  V a, b = zero();
+  load_or_part(&a, x, n);
+  if (n > 16) load_or_part(&b, x + 16, n - 16);
+  __m512i both = (__m512i)_mm512_cvtne2ps_pbh(mul(b, set1(TILE_ROW)).x, mul(a, set1(TILE_ROW)).x);
+  _mm512_store_si512(tile_row(ints, row, group), _mm512_permutexvar_epi16(_mm512_load_si512(order), both));
+}
+
+#else
+
+// A group of a row; `x` may end early.
+static inline void put_group(const HrInts& ints, int64_t row, int64_t group, const float* x, int n) {
+  quantize_group(x, n, ints.q + row * ints.stride + GROUP * group, scales_of(ints, row) + PER_GROUP * group);
+}
+
+#endif
+
+// Values of a row from a group on. What a last group has no value for counts as 0.
+static inline void put_row(const HrInts& ints, int64_t row, int64_t group, const float* x, int width) {
+  for (int at = 0; at < width; at += GROUP, group++) put_group(ints, row, group, x + at, std::min(GROUP, width - at));
 }
 
 }  // namespace HR_ISA

@@ -1,18 +1,19 @@
 // An item of an operation, of whatever kind, and what the machine can do. Included by one source file a dialect.
 #pragma once
 #include "attention.h"
+#include "matmul.h"
 
 namespace HR_ISA {
 
-static void tile(const Run& run, const HrOp& op, int first, int end, float* scratch) {
+static void tile(const Run& run, const HrOp& op, int first, int end, int next, float* scratch) {
   switch (op.kind) {
     case HR_MATMUL:
-      return matmul(run, op, first, end, op.domain == HR_SAMPLES ? run.step->num_samples : run.step->num_tokens, scratch);
+      return matmul(run, op, first, end, next, op.domain == HR_SAMPLES ? run.step->num_samples : run.step->num_tokens, scratch);
     case HR_TURNS: return turns(run, first, end);
     case HR_ROTATE: return rotate(run, op, first, end);
     case HR_STORE: return store_kv(run, op, first, end);
     case HR_ATTEND:
-      for (int i = first; i < end; i++) attend_item(run, op, i, i + 1 < end ? i + 1 : first + (end - first) * run.threads, scratch);
+      for (int i = first; i < end; i++) attend_item(run, op, i, i + 1 < end ? i + 1 : next, scratch);
       return;
     default: return rows(run, op, first, end, scratch);
   }
@@ -31,6 +32,23 @@ static double read_all(const float* p, int64_t n) {
   return sum(add(add(a, b), add(c, d)));
 }
 
+#if defined(HR_TILES)
+static int64_t multiply(int64_t rounds) {
+  uint16_t ones[TILE_FLOATS * 2];
+  for (auto& one : ones) one = 0x3f80;
+  set_tiles(TILE_ROWS, TILE_ROWS);
+  HR_TILE_LOAD(4, ones);
+  HR_TILE_LOAD(6, ones);
+  for (int64_t i = 0; i < rounds; i++) {
+    HR_TILE_ADD(0, 4, 6);
+    HR_TILE_ADD(1, 4, 6);
+    HR_TILE_ADD(2, 4, 6);
+    HR_TILE_ADD(3, 4, 6);
+  }
+  release_tiles();
+  return rounds * 4 * TILE_ROWS * 16 * GROUP;
+}
+#else
 static int64_t multiply(int64_t rounds) {
   const int8_t one[4] = {1, 1, 1, 1};
   uint8_t bytes[64] = {};
@@ -50,5 +68,8 @@ static int64_t multiply(int64_t rounds) {
   // Zeros were multiplied: the sum is there to be needed.
   return sum(all) == 0 ? rounds * CHAINS * 64 : 0;
 }
+// Only tiles need to know what their weights are divided by.
+static void block_divisors(const HrMatrix&, float*) {}
+#endif
 
 }  // namespace HR_ISA

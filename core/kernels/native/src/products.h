@@ -304,13 +304,14 @@ struct Product {
   const HrInts* ints;
   Operand a, residual;
   int first_row, end_row;
-  int end, follows;  // of the blocks of this item, and where the thread's next item may begin
+  int end, follows;  // of the blocks of this item, and where the thread's next item may begin; below 0: nowhere
   int16_t* wide;     // these rows' integers, or null
   CacheAhead* cache;
   // Where the next unit, or C blocks, will be wanted from.
   template <int C>
   inline int after(int block) const {
     int step = m.gated ? 4 : C, next = block + step;
+    if (next >= end && follows < 0) return block;
     if (next >= end) next = follows + (m.gated ? block % 4 : 0);
     return next + C <= (m.n + 15) / 16 ? next : block;
   }
@@ -319,6 +320,7 @@ struct Product {
 template <int R, int C>
 static inline void dot_rows(const Product& p, int block, int row, V (*acc)[R]) {
   const HrMatrix& m = p.m;
+#if !defined(HR_TILES)
   if (m.storage == HR_Q4 || m.storage == HR_Q8) {
     const HrInts& ints = *p.ints;
     const int groups = (m.k + GROUP - 1) / GROUP, before = row - p.first_row, all = p.end_row - p.first_row;
@@ -338,6 +340,7 @@ static inline void dot_rows(const Product& p, int block, int row, V (*acc)[R]) {
     else dot_q8<R, C>(w, groups, in, acc);
     return;
   }
+#endif
   const int64_t cs = (int64_t)m.k * 16, at = block * cs, xs = p.a.stride;
   const float* x = p.a.row(row);
   if (m.storage == HR_F32) dot_float<Floats, R, C>((const float*)m.data + at, cs, m.k, x, xs, acc);
@@ -345,42 +348,37 @@ static inline void dot_rows(const Product& p, int block, int row, V (*acc)[R]) {
   else dot_float<Half, R, C>((const uint16_t*)m.data + at, cs, m.k, x, xs, acc);
 }
 
+// What becomes of the 16 sums of a block and a row.
+static inline void finish_row(const Product& p, int block, int row, V y) {
+  const int at = block * 16, n = std::min(16, p.m.n - at);
+  V x;
+  if (p.m.bias) load_or_part(&x, p.m.bias + at, n), y = add(y, x);
+  if (p.residual.base) load_or_part(&x, p.residual.row(row) + at, n), y = add(y, x);
+  store_or_part(output(p.run, p.op.out, row) + at, y, n);
+}
+// And of a unit, 4 blocks: 32 gates and their 32 ups, which make one group of integers, or 32 floats.
+static inline void finish_gated(const Product& p, int unit, int row, V gate0, V gate1, V up0, V up1) {
+  float t[32];
+  store(t, mul(activated(p.op.act, gate0), up0));
+  store(t + 16, mul(activated(p.op.act, gate1), up1));
+  if (p.op.qout >= 0) put_group(p.run.program->ints[p.op.qout], row, unit, t, 32);
+  if (p.op.out.buf >= 0) std::memcpy(output(p.run, p.op.out, row) + 32 * unit, t, sizeof t);
+}
+
 template <int R, int C>
 static inline void matmul_rows(const Product& p, int first_block, int row) {
   V acc[C][R];
   dot_rows<R, C>(p, first_block, row, acc);
-  for (int c = 0; c < C; c++) {
-    int at = (first_block + c) * 16, n = std::min(16, p.m.n - at);
-    V bias = zero();
-    if (p.m.bias) load_or_part(&bias, p.m.bias + at, n);
-    for (int r = 0; r < R; r++) {
-      V y = p.m.bias ? add(acc[c][r], bias) : acc[c][r];
-      if (p.residual.base) {
-        V x;
-        load_or_part(&x, p.residual.row(row + r) + at, n);
-        y = add(y, x);
-      }
-      store_or_part(output(p.run, p.op.out, row + r) + at, y, n);
-    }
-  }
+  for (int c = 0; c < C; c++)
+    for (int r = 0; r < R; r++) finish_row(p, first_block + c, row + r, acc[c][r]);
 }
 
-// A unit is 4 blocks: 32 gates and their 32 ups, which make one group of integers, or 32 floats.
 template <int R>
 static inline void gated_rows(const Product& p, int unit, int row) {
   V acc[4][R];
   constexpr int C = R < 4 ? 1 : COLUMNS;
   for (int i = 0; i < 4; i += C) dot_rows<R, C>(p, 4 * unit + i, row, acc + i);
-  for (int r = 0; r < R; r++) {
-    float t[32];
-    for (int i = 0; i < 2; i++) store(t + 16 * i, mul(activated(p.op.act, acc[i][r]), acc[i + 2][r]));
-    if (p.op.qout >= 0) {
-      const HrInts& o = p.run.program->ints[p.op.qout];
-      int64_t at = (int64_t)(row + r);
-      quantize_group(t, 32, o.q + at * o.stride + 32 * unit, scales_of(o, at) + PER_GROUP * unit);
-    }
-    if (p.op.out.buf >= 0) std::memcpy(output(p.run, p.op.out, row + r) + 32 * unit, t, sizeof t);
-  }
+  for (int r = 0; r < R; r++) finish_gated(p, unit, row + r, acc[0][r], acc[1][r], acc[2][r], acc[3][r]);
 }
 
 // C blocks from `at` on, or the unit `at`.
@@ -413,52 +411,6 @@ static void all_rows(const Product& p, int at) {
     if (end - row == 2) product_rows<2, C>(p, at, row), row += 2;
   }
   for (; row < end; row++) product_rows<1, C>(p, at, row);
-}
-
-// The part of the cache that items [first, end) of a product fetch. Weights come first: where memory is busy with them, as
-// with few rows, it is asked for one line of the cache with each group, which attention would have to wait for.
-static CacheAhead cache_ahead(const Run& run, const HrOp& op, int first, int end, int rows) {
-  CacheAhead ahead;
-  const HrMatrix& m = run.program->matrices[op.matrix];
-  const Share& share = run.shares[&op - run.program->ops];
-  const int64_t passes = std::max(1, rows / 4), weights = COLUMNS * (m.storage == HR_Q4 ? 5 : 9);
-  if (!run.num_blocks || share.to <= share.from) return ahead;
-  const HrCache& c = run.program->cache;
-  const int units = m.gated ? (m.n + 63) / 64 : (m.n + 15) / 16;
-  auto block_of = [&](int item) {
-    float part = share.from + (share.to - share.from) * (float)item / (float)units;
-    return run.blocks + std::min((int)(part * (float)run.num_blocks), run.num_blocks);
-  };
-  ahead.layer = (const char*)(c.data + share.layer * c.layer_stride);
-  ahead.block_bytes = c.block_stride * 2;
-  ahead.next = block_of(first);
-  ahead.end = block_of(end);
-  const int64_t lines = (ahead.end - ahead.next) * ahead.block_bytes / 64;
-  const int64_t blocks = (end - first) * (m.gated ? 4 : 1) / (rows < 4 ? 1 : COLUMNS);
-  const int64_t turns = std::max<int64_t>(1, blocks * passes * ((m.k + GROUP - 1) / GROUP));
-  ahead.each = (int)std::min((lines + turns - 1) / turns, std::max<int64_t>(1, (LINES * passes - weights) / passes));
-  return ahead;
-}
-
-static void matmul(const Run& run, const HrOp& op, int first, int end, int rows, float* scratch) {
-  const HrMatrix& m = run.program->matrices[op.matrix];
-  const HrInts* ints = op.qin >= 0 ? &run.program->ints[op.qin] : nullptr;
-  const int blocks = m.gated ? 4 : 1;
-  const bool wide = WIDE && m.storage == HR_Q8;
-  CacheAhead cache = cache_ahead(run, op, first, end, rows);
-  Product p{run, op, m, ints, operand(run, op, op.a), operand(run, op, op.b), 0, 0, end * blocks,
-            (first + (end - first) * run.threads) * blocks, wide ? (int16_t*)scratch : nullptr, &cache};
-  const int together = wide ? HR_WIDE_ROWS : rows;
-  for (; p.end_row < rows; p.first_row = p.end_row) {
-    p.end_row = std::min(rows, p.first_row + together);
-    if (wide)
-      for (int row = p.first_row; row < p.end_row; row++)
-        for (int64_t k = 0; k < ints->stride; k += 16)
-          widen(ints->q + row * ints->stride + k, p.wide + (row - p.first_row) * ints->stride + k);
-    int at = first;
-    for (; COLUMNS > 1 && rows >= 4 && !m.gated && at + COLUMNS <= end; at += COLUMNS) all_rows<COLUMNS>(p, at);
-    for (; at < end; at++) all_rows<1>(p, at);
-  }
 }
 
 }  // namespace HR_ISA

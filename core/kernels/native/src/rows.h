@@ -123,7 +123,7 @@ static void rows(const Run& run, const HrOp& op, int first, int end, float* scra
     if (op.qout < 0) continue;
     const HrInts& o = run.program->ints[op.qout];
     const float* x = op.kind == HR_QUANT ? operand(run, op, op.a).row(row) : y;
-    quantize_row(x, op.width, o.q + row * o.stride, scales_of(o, row), o.stride);
+    put_row(o, row, 0, x, op.width);
   }
 }
 

@@ -38,7 +38,7 @@ void Team::run(int num_operations, const int32_t* counts, const std::function<vo
   done_.store(0, std::memory_order_relaxed);
   base_.store(base, std::memory_order_relaxed);
   end_.store(base + (uint32_t)num_operations, std::memory_order_relaxed);
-  next_.store(Word{base + (uint32_t)first, (uint32_t)counts[first], 0}.packed(), std::memory_order_release);
+  next_.store(Word{base + (uint32_t)first, 0, (uint32_t)counts[first]}.packed(), std::memory_order_release);
   if (!workers_.empty()) {
     epoch_.fetch_add(1, std::memory_order_release);
     epoch_.notify_all();
@@ -64,31 +64,34 @@ void Team::take_part(int thread, bool until_end) {
     if (last && way_wanted_.load(std::memory_order_relaxed)) way_wanted_.wait(1, std::memory_order_acquire);
     uint64_t seen = next_.load(std::memory_order_acquire);
     const Word word = Word::of(seen);
+    const bool backwards = thread % 2;
     uint32_t base = base_.load(std::memory_order_relaxed), end = end_.load(std::memory_order_relaxed);
     if (word.operation < base || word.operation >= end) {
       if (until_end || ++looks > spin_) return;
       pause_a_bit();
       continue;
     }
-    if (word.item >= word.count) {
+    if (word.item >= word.end) {
       // Others are busy with the last items. After a while the core is theirs.
       if (++looks > 4096) sched_yield();
       else pause_a_bit();
       continue;
     }
-    if (!next_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel, std::memory_order_relaxed)) continue;
+    const Word rest{word.operation, word.item + !backwards, word.end - backwards};
+    if (!next_.compare_exchange_weak(seen, rest.packed(), std::memory_order_acq_rel, std::memory_order_relaxed)) continue;
     // Now it is ours, and the run cannot end without it: what it points to is there.
     looks = 0;
     base = base_.load(std::memory_order_relaxed);
     end = end_.load(std::memory_order_relaxed);
-    (*work_.load(std::memory_order_relaxed))((int)(word.operation - base), (int)word.item, thread);
-    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == (int32_t)word.count) {
-      const int32_t* counts = counts_.load(std::memory_order_relaxed);
+    const int32_t* counts = counts_.load(std::memory_order_relaxed);
+    const int32_t all = counts[word.operation - base];  // Once this one is done there may be no more counts.
+    (*work_.load(std::memory_order_relaxed))((int)(word.operation - base), (int)(backwards ? rest.end : word.item), thread);
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == all) {
       uint32_t following = word.operation + 1;
       while (following < end && counts[following - base] == 0) following++;
       uint32_t count = following < end ? (uint32_t)counts[following - base] : 0;
       done_.store(0, std::memory_order_relaxed);
-      next_.store(Word{following, count, 0}.packed(), std::memory_order_release);
+      next_.store(Word{following, 0, count}.packed(), std::memory_order_release);
     }
   }
 }

@@ -1,4 +1,6 @@
-// A few threads that claim the items of one operation after another from a counter.
+// A few threads that claim the items of one operation after another: every other thread from the first on, the rest from the
+// last on. So a thread meets the same rows and outputs in operation after operation, where its own caches have them, and none
+// is left alone with more than an item's work.
 //
 // Nobody waits for a thread to arrive: an operation is over when its items are done, whoever did them. So a thread that the
 // system has put aside holds nothing up unless it was put aside inside an item. Where there is no processor left for the rest
@@ -20,6 +22,8 @@ class Team {
   // Runs `work(operation, item, thread)` for each item of each operation; operations follow one another. counts: items each.
   // At most 2^20 - 1 items an operation.
   void run(int num_operations, const int32_t* counts, const std::function<void(int, int, int)>& work);
+  // The item that a thread is likely to take after `item`, if there is one.
+  static int after(int item, int thread) { return item + (thread % 2 ? -1 : 1); }
   int size() const { return (int)workers_.size() + 1; }
   // From any thread: the last one takes no item while `wanted`.
   void give_way(bool wanted);
@@ -28,12 +32,12 @@ class Team {
   void take_part(int thread, bool until_end);
   void idle(int thread);
 
-  // The number of an operation, how many items it has, and its next item, in one word: a thread that comes late to an
-  // operation that is over must not need to look anywhere else to see that.
+  // The number of an operation and which of its items nobody has claimed, in one word: a thread that comes late to an operation
+  // that is over must not need to look anywhere else to see that.
   struct Word {
-    uint32_t operation, count, item;
-    uint64_t packed() const { return (uint64_t)operation << 40 | (uint64_t)count << 20 | item; }
-    static Word of(uint64_t w) { return {(uint32_t)(w >> 40), (uint32_t)(w >> 20) & 0xfffff, (uint32_t)w & 0xfffff}; }
+    uint32_t operation, item, end;
+    uint64_t packed() const { return (uint64_t)operation << 40 | (uint64_t)end << 20 | item; }
+    static Word of(uint64_t w) { return {(uint32_t)(w >> 40), (uint32_t)w & 0xfffff, (uint32_t)(w >> 20) & 0xfffff}; }
   };
   alignas(64) std::atomic<uint64_t> next_{Word{1, 0, 0}.packed()};
   alignas(64) std::atomic<int32_t> done_{0};

@@ -86,7 +86,12 @@ static inline void store_shorts(int16_t* p, I v) { _mm256_storeu_si256((__m256i*
 // Lane j at p[2 j]; what lies between is not touched. The lanes must fit.
 static inline void store_apart(int16_t* p, I v) { _mm512_mask_storeu_epi16(p, 0x55555555u, v.x); }
 // 32 registers hold the sums of two blocks of outputs.
-constexpr int COLUMNS = 2, CHAINS = 12, POWERS = 4, ROWS_AHEAD = 2;
+#if defined(HR_TILES)
+constexpr int ROWS_AHEAD = 1;
+#else
+constexpr int ROWS_AHEAD = 2;
+#endif
+constexpr int COLUMNS = 2, CHAINS = 12, POWERS = 4;
 
 #elif defined(HR_AVX2)
 
