@@ -26,7 +26,7 @@ FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -Wno-maybe-u
 AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c"
 X86 = {"avx2": "-mavx2 -mfma -mf16c", "avx512": AVX512}
 # What a compiler may not know (GCC does from 12 on); the library has the others then.
-OPTIONAL = {"amx": AVX512 + " -mavx512bf16 -mavx512fp16 -mamx-tile -mamx-bf16"}
+OPTIONAL = {"amx": AVX512 + " -mavx512vbmi -mavx512bf16 -mavx512fp16 -mamx-tile -mamx-bf16"}
 
 
 class BuildHook(BuildHookInterface):

@@ -1,4 +1,4 @@
-"""Attention `native`: the compiled kernels' KV cache, in integers of 16 bits; and `auto`, which chooses.
+"""Attention `native`: the compiled kernels' KV cache, in numbers of 16 bits; and `auto`, which chooses.
 
 The compiled line reads and writes the cache itself. The methods here say the same in torch: they are what its layout
 means, and run where a stranger's part stands between.
@@ -23,7 +23,10 @@ MAX_HEAD_DIM = 512
 
 
 class NativeAttention(Sdpa):
-    """Keys and values are integers, each token's with a float32 scale of its own.
+    """Keys and values are integers, each token's with a float32 scale of its own; for `amx` bfloat16, with the scale 1.
+
+    Args:
+        dialect: of the kernels that share the cache.
 
     Of a block and head, keys lie as `[head_dim / 2, block_size, 2]`, values as `[block_size / 2, head_dim, 2]`, and
     their scales, `[block_size]`, behind them. No sum that the kernels make of them leaves 32 bits.
@@ -32,6 +35,9 @@ class NativeAttention(Sdpa):
     native = True
     kv_dtype = "int16"
     kv_extra = 2
+
+    def __init__(self, dialect: str | None = None) -> None:
+        self._floats = dialect == "amx"
 
     def supports(
         self,
@@ -61,18 +67,26 @@ class NativeAttention(Sdpa):
         import torch
 
         for i, (rows, size) in enumerate(((key, key.norm(dim=-1)), (value, value.abs().amax(dim=-1)))):
-            integers, scales = _parts(kv, i)
-            by = torch.where((size > 0) & size.isfinite(), WHOLE[i] / size, 0.0)
-            found = (rows * by[..., None]).nan_to_num().round().to(torch.int16)
-            scales[plan.blocks, :, plan.offsets] = size / WHOLE[i]
-            if i == 0:
-                integers[plan.blocks, :, :, plan.offsets] = found.reshape(*found.shape[:-1], -1, 2)
+            numbers, scales = _parts(kv, i)
+            if self._floats:
+                found = rows.to(torch.bfloat16).view(torch.int16)
+                scales[plan.blocks, :, plan.offsets] = 1.0
             else:
-                integers[plan.blocks, :, plan.offsets // 2, :, plan.offsets % 2] = found
+                by = torch.where((size > 0) & size.isfinite(), WHOLE[i] / size, 0.0)
+                found = (rows * by[..., None]).nan_to_num().round().to(torch.int16)
+                scales[plan.blocks, :, plan.offsets] = size / WHOLE[i]
+            if i == 0:
+                numbers[plan.blocks, :, :, plan.offsets] = found.reshape(*found.shape[:-1], -1, 2)
+            else:
+                numbers[plan.blocks, :, plan.offsets // 2, :, plan.offsets % 2] = found
 
     def gather(self, kv: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         """Keys and values of a sequence, each `[num_kv_heads, 1, seq_len, head_dim]` float32."""
+        import torch
+
         (keys, key_scales), (values, value_scales) = _parts(kv, 0), _parts(kv, 1)
+        if self._floats:
+            keys, values = (x.view(torch.bfloat16).float() for x in (keys, values))
         found = (
             keys[span.table].transpose(2, 3).flatten(3) * key_scales[span.table][..., None],
             values[span.table].transpose(3, 4).flatten(2, 3) * value_scales[span.table][..., None],
@@ -82,9 +96,9 @@ class NativeAttention(Sdpa):
 
 
 def _parts(kv: Tensor, which: int) -> tuple[Tensor, Tensor]:
-    """Of a layer's keys (0) or values (1): views of the integers and of the scales, `[num_blocks, num_kv_heads, …]`.
+    """Of a layer's keys (0) or values (1): views of the numbers and of the scales, `[num_blocks, num_kv_heads, …]`.
 
-    Integers are `[head_dim / 2, block_size, 2]` of keys, `[block_size / 2, head_dim, 2]` of values.
+    Numbers are `[head_dim / 2, block_size, 2]` of keys, `[block_size / 2, head_dim, 2]` of values.
     """
     import torch
 
@@ -96,11 +110,11 @@ def _parts(kv: Tensor, which: int) -> tuple[Tensor, Tensor]:
 
 
 def _native(context: Context, options: None) -> NativeAttention:
-    return NativeAttention()
+    return NativeAttention(context.kernels)
 
 
 def _auto(context: Context, options: None) -> Attention:
-    program, attention = context.program, NativeAttention()
+    program, attention = context.program, NativeAttention(context.kernels)
     if context.kernels is None or program is None or context.block_size % 16:
         return Sdpa()
     reason = attention.supports(
@@ -118,4 +132,4 @@ def _auto(context: Context, options: None) -> Attention:
 def register_attention(register: Register) -> None:
     """Offer `auto` and `native`."""
     register("auto", _auto, doc="`native` where the compiled kernels run and the model's heads allow it, else `sdpa`.")
-    register("native", _native, doc="The compiled kernels' cache, in integers of 16 bits.")
+    register("native", _native, doc="The compiled kernels' cache, in numbers of 16 bits.")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from headrace.core.kernels.native import dialect
 from headrace.core.kernels.native.model import NativeModel
@@ -15,6 +16,7 @@ from headrace.core.model.load import load
 from headrace.hooks.protocols import Architecture, Attention, Quantizer
 from headrace.hooks.testing.attention import garbage
 from headrace.plugins.native_attention import NativeAttention
+from headrace.plugins.sdpa import Plan, Sdpa
 from headrace.plugins.unquantized import Unquantized
 from tests.model.tiny import open_checkpoint
 
@@ -64,6 +66,21 @@ def open_native(
     assert isinstance(model, NativeModel)
     model.store.pool[1:] = garbage(model.store.pool.dtype)
     return model
+
+
+class Rounded(Sdpa):
+    """What `amx` attends with, in torch: queries, keys and values in bfloat16. Weights of values are not rounded."""
+
+    def write(self, kv: Tensor, key: Tensor, value: Tensor, plan: Plan) -> None:
+        super().write(kv, key.bfloat16().float(), value.bfloat16().float(), plan)
+
+    def attend(self, query: Tensor, kv: Tensor, plan: Plan, **how: Any) -> Tensor:
+        return super().attend(query.bfloat16().float(), kv, plan, **how)
+
+
+def same_attention(dialect: str) -> Sdpa:
+    """The reference that rounds what the kernels' attention rounds visibly."""
+    return Rounded() if dialect == "amx" else Sdpa()
 
 
 def ints(*numbers: int) -> array[int]:

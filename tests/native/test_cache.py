@@ -11,7 +11,7 @@ from headrace.plugins.native_attention import NativeAttention
 from headrace.plugins.sdpa import Plan, Sdpa
 from tests.model.tiny import batch
 from tests.model.tiny_families import FAMILIES, make, write
-from tests.native.compiled import DIALECTS, open_native, pytestmark
+from tests.native.compiled import DIALECTS, open_native, pytestmark, same_attention
 
 __all__ = ["pytestmark"]
 PROMPT = [(7 * i * i + 3 * i) % 99 for i in range(53)]
@@ -31,17 +31,25 @@ def cached(model, attention, layer):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_integers_are_as_near_as_their_scale_says(path, dialect):
-    """Half a unit, and the last bits of the products before it; a key's norm is 32767 units, a value's largest 8191."""
+def test_what_is_kept_is_as_near_as_it_says(path, dialect):
+    """Half a unit, and the last bits of the products before it.
+
+    Of integers a key's norm is 32767 units, a value's largest 8191; bfloat16 has 8 bits of each number, and what was
+    rounded in the first part of the prompt changes the second a little.
+    """
     native = open_native(path, Llama(), dialect=dialect)
     exact = open_native(path, Llama(), attention=Sdpa())
     for model in (native, exact):
         for start, stop in ((0, 20), (20, 21), (21, 53)):
             model.forward(batch((PROMPT[start:stop], start, BLOCKS)))
 
-    keys, values = cached(native, NativeAttention(), 0)
+    keys, values = cached(native, NativeAttention(dialect), 0)
     wanted_keys, wanted_values = cached(exact, Sdpa(), 0)
 
+    if dialect == "amx":
+        assert torch.equal(keys, wanted_keys.bfloat16().float())
+        assert torch.equal(values, wanted_values.bfloat16().float())
+        return
     unit = wanted_keys.norm(dim=-1, keepdim=True) / 32767
     assert ((keys - wanted_keys).abs() <= 0.51 * unit + 1e-6).all()
     unit = wanted_values.abs().amax(dim=-1, keepdim=True) / 8191
@@ -67,11 +75,11 @@ def test_a_step_writes_its_tokens_alone(path, dialect):
 def test_values_of_any_size_come_through(path, dialect, size):
     """All of a layer's values times *size*: float16 would have lost them."""
     model = open_native(path, Llama(), dialect=dialect)
-    exact = open_native(path, Llama(), attention=Sdpa())
+    exact = open_native(path, Llama(), attention=same_attention(dialect))
     for each in (model, exact):
         layer = next(op.layer for op in each.program.ops if type(op).__name__ == "Attend")
         each.forward(batch((PROMPT[:52], 0, BLOCKS)))
-        attention = NativeAttention() if each is model else Sdpa()
+        attention = NativeAttention(dialect) if each is model else Sdpa()
         keys, values = cached(each, attention, layer)
         plan = Plan(batch((PROMPT[:52], 0, BLOCKS)))
         attention.write(each.store.layer(layer), keys.transpose(0, 1)[:52], values.transpose(0, 1)[:52] * size, plan)
@@ -80,7 +88,7 @@ def test_values_of_any_size_come_through(path, dialect, size):
     wanted = exact.forward(batch((PROMPT[52:], 52, BLOCKS)))
 
     assert torch.isfinite(found).all()
-    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-3)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-2 if dialect == "amx" else 2e-3)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -4,6 +4,9 @@
 // pairs, twice what it does for floats, and nothing has to be converted on the way. A sum over a tile is exact.
 #pragma once
 #include "rows.h"
+#if defined(HR_TILES)
+#include "tiles.h"
+#endif
 
 namespace HR_ISA {
 
@@ -25,7 +28,7 @@ struct Tile {
 struct Gathered {
   int n;                             // queries
   const int* positions;              // [n]
-  int16_t *q, *w;                    // [n, hd]; [n, KEYS], the weights of a tile's values
+  int16_t *q, *w;                    // [n, query_width(hd)]; [n, KEYS], the weights of a tile's values
   float *o, *s;                      // [n, hd]; [n, KEYS]
   float *q_scale, *w_scale, *again;  // [n]; again: what is left of `o` when a tile is added
   float *top, *total;                // [n], [n, 16]: the sum of weights is that of the lanes
@@ -240,6 +243,20 @@ static Tile cached_tile(const Run& run, const HrOp& op, int seq, int kv_head, in
   return t;
 }
 
+#if defined(HR_TILES)
+// Queries as bfloat16, the features up to a multiple of 32.
+static inline int query_width(int hd) { return (hd + GROUP - 1) / GROUP * GROUP; }
+static inline float query_of(const float* x, int hd, int16_t* to) {
+  for (int i = 0; i < hd; i += GROUP)
+    _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(i + 16 < hd ? load(x + i + 16).x : zero().x, load(x + i).x));
+  return 1.0f;
+}
+static void set_attention_tiles(int n);
+static void attend_tile(const HrOp& op, int tile, const Tile& t, const Tile* next, Gathered& g);
+#else
+static inline int query_width(int hd) { return hd; }
+static inline float query_of(const float* x, int hd, int16_t* to) { return shorts_of(x, hd, to); }
+
 // next: what comes after this tile; null where nothing does.
 static void attend_tile(const HrOp& op, int tile, const Tile& t, const Tile* next, Gathered& g) {
   for (int c = 0; next && c < next->columns; c++) fetch(next->key_scales[c]), fetch(next->value_scales[c]);
@@ -251,6 +268,7 @@ static void attend_tile(const HrOp& op, int tile, const Tile& t, const Tile* nex
   HR_BY_ROWS(HR_VALUES, g.n);
 #undef HR_VALUES
 }
+#endif
 
 // Tiles that some rows of a unit look at together: its i-th of n rows, at keys [from, to) of that row's sequence.
 struct Span {
@@ -289,27 +307,31 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int fi
   const int hd = op.inner, heads = op.heads / op.kv_heads, n = (unit.end - unit.first) * heads, all = n * (end_head - first_head);
   float top[QUERIES + 16], total[QUERIES * 16], q_scale[QUERIES], w_scale[QUERIES + 16], again[QUERIES + 16];
   int positions[QUERIES];
-  float *o = scratch, *s = o + QUERIES * hd;
-  int16_t *q = (int16_t*)(s + QUERIES * KEYS), *w = q + QUERIES * hd;
+  float *o = (float*)(((uintptr_t)scratch + 63) / 64 * 64), *s = o + QUERIES * hd;
+  const int width = query_width(hd);
+  int16_t *q = (int16_t*)(s + QUERIES * KEYS), *w = q + QUERIES * width;
   const HrBuffer& query = run.program->buffers[op.a.buf];
   for (int r = 0; r < all; r++) {
     int head = (first_head + r / n) * heads + r % n % heads;
     const int row = run.rows[unit.first + r % n / heads];
     const float* from = query.data + row * query.stride + op.a.off + head * hd;
     positions[r] = run.step->positions[row];
-    q_scale[r] = shorts_of(from, hd, q + r * hd) * (op.f1 > 0 ? op.f0 : op.f0 * LOG2_E);
+    q_scale[r] = query_of(from, hd, q + r * width) * (op.f1 > 0 ? op.f0 : op.f0 * LOG2_E);
     std::memset(o + r * hd, 0, (size_t)hd * 4);
     top[r] = LEAST;
     store(total + 16 * r, zero());
   }
   auto gathered = [&](int h, const Span& span) {
     const int at = (h - first_head) * n + span.i * heads;
-    return Gathered{span.n * heads, positions + at, q + at * hd, w,        o + at * hd,    s,
+    return Gathered{span.n * heads, positions + at, q + at * width, w,     o + at * hd,    s,
                     q_scale + at,   w_scale,        again,       top + at, total + 16 * at};
   };
   const int spans = num_spans(unit);
   for (int which = 0; which < spans; which++) {
     const Span span = span_of(run, op, unit, which);
+#if defined(HR_TILES)
+    set_attention_tiles(span.n * heads);
+#endif
     for (int tile = span.from; tile < span.to; tile += KEYS) {
       for (int h = first_head; h < end_head; h++) {
         Gathered g = gathered(h, span);
@@ -322,6 +344,9 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int fi
       }
     }
   }
+#if defined(HR_TILES)
+  release_tiles();
+#endif
   for (int h = first_head; h < end_head; h++) {
     Gathered g = gathered(h, {0, n / heads, 0, 0, 0});
     finish_queries(run, op, unit, h, g);

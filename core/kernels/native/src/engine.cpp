@@ -298,7 +298,7 @@ namespace {
 // Whether the processor has tiles of bfloat16, the system keeps them for this process, and there is what goes with them.
 bool has_tiles() {
   uint32_t a, b, c, d, wanted = 1u << 22 | 1u << 23 | 1u << 24;  // AMX-BF16, AVX512-FP16, AMX-TILE
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & wanted) != wanted) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & wanted) != wanted || !(c & 1u << 1)) return false;  // AVX512-VBMI
   if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & 1u << 5)) return false;  // AVX512-BF16
   constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
   return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;

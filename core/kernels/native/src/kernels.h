@@ -2,6 +2,9 @@
 #pragma once
 #include "attention.h"
 #include "matmul.h"
+#if defined(HR_TILES)
+#include "attend_tiles.h"
+#endif
 
 namespace HR_ISA {
 

@@ -196,6 +196,36 @@ static inline float shorts_of(const float* x, int n, int16_t* to) {
 // The scales of a block's keys or values, which begin at `at`.
 static inline float* scales_at(const HrCache& c, int hd, int16_t* at) { return (float*)(at + (int64_t)c.block_size * hd); }
 
+// A key, and a value, into their slot of a block: `at` is where a head's keys, or values, begin there. The scale is returned.
+#if defined(HR_TILES)
+static inline float put_key(const HrCache& c, const float* k, int hd, int slot, int16_t* at) {
+  uint16_t halves[512];
+  for (int i = 0; i < hd; i += 16) _mm256_storeu_si256((__m256i*)(halves + i), (__m256i)_mm512_cvtneps_pbh(load(k + i).x));
+  for (int i = 0; i < hd; i += 2) std::memcpy(at + i * c.block_size + 2 * slot, halves + i, 4);
+  return 1.0f;
+}
+static inline float put_value(const float* v, int hd, int slot, int16_t* at) {
+  for (int i = 0; i < hd; i += 16)
+    _mm512_mask_storeu_epi16(at + slot / 2 * 2 * hd + slot % 2 + 2 * i, 0x55555555u,
+                             _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(load(v + i).x)));
+  return 1.0f;
+}
+#else
+static inline float put_key(const HrCache& c, const float* k, int hd, int slot, int16_t* at) {
+  int16_t shorts[512];
+  const float scale = shorts_of(k, hd, shorts);
+  for (int i = 0; i < hd; i += 2) std::memcpy(at + i * c.block_size + 2 * slot, shorts + i, 4);
+  return scale;
+}
+static inline float put_value(const float* v, int hd, int slot, int16_t* at) {
+  const float size = largest_of(v, hd);
+  const V by = to_shorts(size, SHORT_VALUE);
+  // The other slot of the pair may be another thread's.
+  for (int i = 0; i < hd; i += 16) store_apart(at + slot / 2 * 2 * hd + slot % 2 + 2 * i, to_int(mul(load(v + i), by)));
+  return size / SHORT_VALUE;
+}
+#endif
+
 static void store_kv(const Run& run, const HrOp& op, int first, int end) {
   const HrCache& c = run.program->cache;
   const HrStep& step = *run.step;
@@ -211,19 +241,11 @@ static void store_kv(const Run& run, const HrOp& op, int first, int end) {
     int16_t* at = c.data + block * c.block_stride + op.layer * c.layer_stride;
     for (int h = 0; h < op.kv_heads; h++, at += c.head_stride) {
       float k[512];
-      int16_t shorts[512];
       std::memcpy(k, key.row(row) + h * op.inner, (size_t)op.inner * 4);
       if (op.freq >= 0) turn_head(run.program->turns[op.freq], row, k);
-      scales_at(c, op.inner, at)[slot] = shorts_of(k, op.inner, shorts);
-      for (int i = 0; i < op.inner; i += 2) std::memcpy(at + i * c.block_size + 2 * slot, shorts + i, 4);
-      const float* v = value.row(row) + h * op.inner;
-      const float size = largest_of(v, op.inner);
-      const V by = to_shorts(size, SHORT_VALUE);
       int16_t* values = at + c.value_offset;
-      scales_at(c, op.inner, values)[slot] = size / SHORT_VALUE;
-      // The other slot of the pair may be another thread's.
-      for (int i = 0; i < op.inner; i += 16)
-        store_apart(values + slot / 2 * 2 * op.inner + slot % 2 + 2 * i, to_int(mul(load(v + i), by)));
+      scales_at(c, op.inner, at)[slot] = put_key(c, k, op.inner, slot, at);
+      scales_at(c, op.inner, values)[slot] = put_value(value.row(row) + h * op.inner, op.inner, slot, values);
     }
   }
 }

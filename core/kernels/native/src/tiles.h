@@ -14,18 +14,21 @@ namespace HR_ISA {
 #define HR_TILE_ZERO(t) asm volatile("tilezero %%tmm" #t ::)
 #define HR_TILE_ADD(sums, rows, weights) asm volatile("tdpbf16ps %%tmm" #weights ", %%tmm" #rows ", %%tmm" #sums ::)
 
-// Gives the tiles their shapes, and empties them: the first 16 rows, and the second, or fewer.
+// Shapes of the tiles. To set them empties them all.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+  void set() const { asm volatile("ldtilecfg %0" ::"m"(*this)); }
+};
+// For the first 16 rows of a product, and the second, or fewer.
 static inline void set_tiles(int first_rows, int second_rows) {
-  struct alignas(64) {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t bytes[16] = {};
-    uint8_t rows[16] = {};
-  } shapes;
+  TileShapes shapes;
   for (int t : {0, 1, 4}) shapes.rows[t] = (uint8_t)first_rows;
   for (int t : {2, 3, 5}) shapes.rows[t] = (uint8_t)std::max(1, second_rows);
   for (int t : {6, 7}) shapes.rows[t] = 16;
   for (int t = 0; t < 8; t++) shapes.bytes[t] = 64;
-  asm volatile("ldtilecfg %0" ::"m"(shapes));
+  shapes.set();
 }
 // While a thread has tiles, the system has more to keep when it puts it aside.
 static inline void release_tiles() { asm volatile("tilerelease" ::); }
@@ -35,10 +38,19 @@ constexpr int TILE_BYTES = 1024, TILE_FLOATS = 256;
 // ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 // float16 as bfloat16 times TILE_WEIGHT, which leaves the exponent's bits as they are: what float16 has below its normal numbers is 0
-// to the tiles. Halves are rounded away from 0.
+// to the tiles. The product is the number over 8, rounded; halves go away from 0.
 static inline __m512i to_tile(__m512h h) {
-  __m512i bits = _mm512_srai_epi16(_mm512_add_epi16((__m512i)h, _mm512_set1_epi16(4)), 3);
+  __m512i bits = _mm512_mulhrs_epi16((__m512i)h, _mm512_set1_epi16(1 << 12));
   return _mm512_and_si512(bits, _mm512_set1_epi16((short)0x8fff));
+}
+
+// The bits of each 16 from the 4 t-th on, as far as a table needs them. Not with a shift, for which there is one port, and that
+// has the multiplications.
+template <int T>
+static inline __m512i nibbles(__m512i u) {
+  constexpr uint64_t at = 4 * T | (uint64_t)(4 * T + 8) << 8;
+  constexpr uint64_t control = at | (at + 0x1010) << 16 | (at + 0x2020) << 32 | (at + 0x3030) << 48;
+  return _mm512_multishift_epi64_epi8(_mm512_set1_epi64((int64_t)control), u);
 }
 
 // 16 numbers, each twice.
@@ -60,14 +72,13 @@ struct OpenQ4 {
     const __m512i table = _mm512_load_si512(numbers);
     const __m512h d = scales_at(w + 256, by), m = scales_at(w + 288, by);
     // The table is looked up by the low bits of 16, whatever lies above them.
-    auto put = [&](int row, __m512i nibbles) __attribute__((always_inline)) {
-      _mm512_store_si512(to + 64 * row, to_tile(_mm512_fmadd_ph((__m512h)_mm512_permutexvar_epi16(nibbles, table), d, m)));
+    auto put = [&](int row, __m512i index) __attribute__((always_inline)) {
+      _mm512_store_si512(to + 64 * row, to_tile(_mm512_fmadd_ph((__m512h)_mm512_permutexvar_epi16(index, table), d, m)));
     };
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
       __m512i u = load_u(w + 64 * j);
-      put(2 * j, u), put(2 * j + 8, _mm512_srli_epi16(u, 4));
-      put(2 * j + 1, _mm512_srli_epi16(u, 8)), put(2 * j + 9, _mm512_srli_epi16(u, 12));
+      put(2 * j, u), put(2 * j + 8, nibbles<1>(u)), put(2 * j + 1, nibbles<2>(u)), put(2 * j + 9, nibbles<3>(u));
     }
   }
 };
@@ -181,7 +192,7 @@ HR_INLINE void open_group(const Opened<C>& o, int group) {
     const uint8_t* block = o.packed + c * o.packed_stride;
     if (o.ahead)
 #pragma GCC unroll 9
-      for (int i = 0; i < W::LINES; i++) fetch(W::at(block, group) + o.ahead + 64 * i);
+      for (int i = 0; i < W::LINES; i++) fetch_near(W::at(block, group) + o.ahead + 64 * i);
     W::open(block, group, o.at(c, group), o.by[c]);
   }
 }

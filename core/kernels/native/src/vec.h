@@ -306,6 +306,7 @@ static inline void store_n(float* p, V v, int n) {
 // that does nothing, and calls it never.
 #if defined(__x86_64__)
 static inline void fetch(const void* p) { asm volatile("prefetcht1 %0" : : "m"(*(const char*)p)); }
+static inline void fetch_near(const void* p) { asm volatile("prefetcht0 %0" : : "m"(*(const char*)p)); }
 static inline void fetch_to_write(void* p) { asm volatile("prefetchw %0" : : "m"(*(char*)p)); }
 #else
 static inline void fetch(const void* p) { __builtin_prefetch(p); }
