@@ -55,6 +55,7 @@ struct Dialect {
   void (*divisors)(const HrMatrix&, float*);  // see Run::divisors_of; one for each block
   int (*scratch)(const HrMatrix&);            // floats that a thread needs beside its rows
   int part_rows;                              // from so many rows a thread on products are divided by rows, 0: never
+  int few_items;                              // of a thread, of a product of few rows
 };
 
 extern const Dialect hr_portable;

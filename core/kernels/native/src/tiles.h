@@ -53,12 +53,13 @@ static inline __m512i nibbles(__m512i u) {
   return _mm512_multishift_epi64_epi8(_mm512_set1_epi64((int64_t)control), u);
 }
 
-// 16 numbers, each twice.
-static inline __m512h in_pairs(__m256i halves) {
-  __m512i wide = _mm512_cvtepu16_epi32(halves);
-  return (__m512h)_mm512_or_si512(wide, _mm512_slli_epi32(wide, 16));
+// Of 32 numbers 16 from `first` on, each twice.
+static inline __m512h in_pairs(__m512i numbers, int first) {
+  alignas(64) static constexpr uint16_t pairs[32] = {0, 0, 1, 1, 2,  2,  3,  3,  4,  4,  5,  5,  6,  6,  7,  7,
+                                                     8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15};
+  const __m512i which = _mm512_add_epi16(_mm512_load_si512(pairs), _mm512_set1_epi16((short)first));
+  return (__m512h)_mm512_permutexvar_epi16(which, numbers);
 }
-static inline __m512h scales_at(const uint8_t* p, __m512h by) { return _mm512_mul_ph(in_pairs(_mm256_loadu_si256((const __m256i*)p)), by); }
 
 // A group of a block as a tile wants it: 16 rows of K in pairs, 16 outputs in each. Row 2 j + i has values 4 j + i and 4 j + i + 2.
 // by: 1 over the block's divisor.
@@ -70,7 +71,8 @@ struct OpenQ4 {
     alignas(64) static constexpr _Float16 numbers[32] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
                                                          0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const __m512i table = _mm512_load_si512(numbers);
-    const __m512h d = scales_at(w + 256, by), m = scales_at(w + 288, by);
+    const __m512i scales = load_u(w + 256);
+    const __m512h d = _mm512_mul_ph(in_pairs(scales, 0), by), m = _mm512_mul_ph(in_pairs(scales, 16), by);
     // The table is looked up by the low bits of 16, whatever lies above them.
     auto put = [&](int row, __m512i index) __attribute__((always_inline)) {
       _mm512_store_si512(to + 64 * row, to_tile(_mm512_fmadd_ph((__m512h)_mm512_permutexvar_epi16(index, table), d, m)));
@@ -87,7 +89,8 @@ struct OpenQ8 {
   static inline const uint8_t* at(const uint8_t* block, int group) { return block + q8_at(group); }
   static inline void open(const uint8_t* block, int group, uint8_t* to, __m512h by) {
     const uint8_t* w = at(block, group);
-    const __m512h d = scales_at(block + q8_scales_at(group), by), middle = _mm512_set1_ph((_Float16)1152);
+    const __m512i scales = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(block + q8_scales_at(group))));
+    const __m512h d = _mm512_mul_ph(in_pairs(scales, 0), by), middle = _mm512_set1_ph((_Float16)1152);
     const __m512i thousand = _mm512_set1_epi16(0x6400);  // 1024, whose last bits count ones
     auto put = [&](int row, __m512i ones) __attribute__((always_inline)) {
       _mm512_store_si512(to + 64 * row, to_tile(_mm512_mul_ph(_mm512_sub_ph((__m512h)ones, middle), d)));
