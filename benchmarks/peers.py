@@ -3,6 +3,7 @@
 The folder is what the scripts in setup/ fill, each a part of its own:
 
     llamacpp/bin/           llama-server, llama-bench, llama-batched-bench
+    llamacpp/bin-vnni/      the same without AMX, where the processor has it
     models/                 default-{q4_0,q4_1,q8_0}.gguf and the folder default-fp32/
     openvino/ transformers/ vllm/    virtual environments
 
@@ -18,11 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from .machine import machine
 from .metrics import SELF
 
 HERE: Final = Path(__file__).parent
 INPROCESS: Final = "inprocess"
 THREADS: Final = len(os.sched_getaffinity(0))
+AMX: Final = "amx_bf16" in machine()["flags"]  # type: ignore[operator]
+"""Whether some peers have two ways to compute here, of which now one is faster and now the other."""
 LOADS: Final = ("http_1", "http_8", "http_32", "shared", "pause", "sampling_1", "sampling_32")
 COMPARED: Final = ("http_1", "http_8", "http_32", "shared")
 CONTEXT: Final = 640
@@ -70,17 +74,29 @@ def headrace(model: str, sets: Sequence[str], loads: Sequence[str] = LOADS) -> I
     yield Subject(SELF, f"{setting}, served", serve, loads, HERE, ready_path="/ready", sampling=SAMPLING)
 
 
-def llamacpp_inprocess(folder: Path, quant: str, threads: int) -> Subject:
-    tools, model = folder / "llamacpp" / "bin", folder / "models" / f"default-{quant.lower()}.gguf"
+def llamacpp_inprocess(folder: Path, quant: str, threads: int, *, amx: bool = True) -> Subject:
+    tools, model = _tools(folder, amx), folder / "models" / f"default-{quant.lower()}.gguf"
     script = (sys.executable, "-m", "benchmarks.inprocess_llamacpp", str(tools), str(model), "--threads", str(threads))
-    return Subject("llama.cpp", f"{quant}, {threads} threads", script, (INPROCESS,), tools / "llama-bench")
+    setting = f"{quant}, {threads} threads" + ("" if amx else ", without AMX")
+    return Subject("llama.cpp", setting, script, (INPROCESS,), tools / "llama-bench")
+
+
+def _tools(folder: Path, amx: bool) -> Path:
+    return folder / "llamacpp" / ("bin" if amx else "bin-vnni")
 
 
 def llamacpp(
-    folder: Path, quant: str, slots: int, threads: int, loads: Sequence[str], *, unified: bool = False
+    folder: Path,
+    quant: str,
+    slots: int,
+    threads: int,
+    loads: Sequence[str],
+    *,
+    unified: bool = False,
+    amx: bool = True,
 ) -> Subject:
-    """`llama-server`. *unified*: all slots share one pool of tokens."""
-    server, model = folder / "llamacpp" / "bin" / "llama-server", folder / "models" / f"default-{quant.lower()}.gguf"
+    """`llama-server`. *unified*: all slots share one pool of tokens. *amx*: where the processor has it."""
+    server, model = _tools(folder, amx) / "llama-server", folder / "models" / f"default-{quant.lower()}.gguf"
     context = max(slots * CONTEXT, 4 * 2048 + CONTEXT if "pause" in loads else 0)
     command = (
         *(str(server), "-m", str(model), "--host", "127.0.0.1", "--port", "{port}", "--no-webui"),
@@ -89,6 +105,7 @@ def llamacpp(
     )
     words = {**SAMPLING, "repeat_penalty": SAMPLING["repetition_penalty"]}
     setting = f"{quant}, {slots} slots, {threads} threads" + (", one pool" if unified else "")
+    setting += "" if amx else ", without AMX"
     return Subject("llama.cpp", setting, command, loads, server, sampling=words)
 
 
@@ -116,12 +133,12 @@ def transformers(folder: Path, threads: int, loads: Sequence[str]) -> Subject:
     return Subject("transformers", f"fp32, {threads} threads", command, loads, program, env, "/health", extra)
 
 
-def vllm(folder: Path, threads: int, loads: Sequence[str]) -> Subject:
-    """vLLM for CPUs in float32."""
+def vllm(folder: Path, threads: int, loads: Sequence[str], dtype: str = "float32") -> Subject:
+    """vLLM for CPUs, of which those with bfloat16 instructions may be faster in that."""
     program = folder / "vllm" / "bin" / "vllm"
     command = (
         *(str(program), "serve", str(folder / "models" / "default-fp32"), "--served-model-name", "default"),
-        *("--host", "127.0.0.1", "--port", "{port}", "--dtype", "float32", "--max-model-len", "2048"),
+        *("--host", "127.0.0.1", "--port", "{port}", "--dtype", dtype, "--max-model-len", "2048"),
         *("--max-num-seqs", "32"),
     )
     env = {
@@ -133,7 +150,9 @@ def vllm(folder: Path, threads: int, loads: Sequence[str]) -> Subject:
         "OMP_NUM_THREADS": str(threads),
         "PATH": f"{program.parent}:{os.environ['PATH']}",
     }
-    return Subject("vLLM", f"fp32, {threads} threads", command, loads, program, env, sampling=SAMPLING, slow_start=True)
+    return Subject(
+        "vLLM", f"{dtype}, {threads} threads", command, loads, program, env, sampling=SAMPLING, slow_start=True
+    )
 
 
 def chosen(folder: Path) -> Iterator[Subject]:
@@ -142,21 +161,28 @@ def chosen(folder: Path) -> Iterator[Subject]:
     yield openvino(folder, THREADS, 512)
     yield llamacpp(folder, "Q4_0", 4, THREADS, ("http_1",))
     yield llamacpp(folder, "Q4_0", 32, THREADS, ("http_8", "http_32", "shared"))
-    yield vllm(folder, THREADS, ("http_32", "shared"))
+    if AMX:
+        yield llamacpp_inprocess(folder, "Q4_0", THREADS, amx=False)
+        yield openvino(folder, THREADS, 512, "INFERENCE_PRECISION_HINT=f32")
+        yield llamacpp(folder, "Q4_0", 32, THREADS, ("http_8", "http_32", "shared"), amx=False)
+    yield vllm(folder, THREADS, ("http_32", "shared"), "bfloat16" if AMX else "float32")
 
 
 def sweep(folder: Path) -> Iterator[Subject]:
     """All settings worth a try."""
     for threads in sorted({1, THREADS}):
         for quant in ("Q4_0", "Q4_1", "Q8_0"):
-            yield llamacpp_inprocess(folder, quant, threads)
-            yield llamacpp(folder, quant, 4, threads, ("http_1",))
-            yield llamacpp(folder, quant, 8, threads, ("http_8",))
-            yield llamacpp(folder, quant, 32, threads, COMPARED)
+            for amx in {True, not AMX}:
+                yield llamacpp_inprocess(folder, quant, threads, amx=amx)
+                yield llamacpp(folder, quant, 4, threads, ("http_1",), amx=amx)
+                yield llamacpp(folder, quant, 8, threads, ("http_8",), amx=amx)
+                yield llamacpp(folder, quant, 32, threads, COMPARED, amx=amx)
         yield openvino(folder, threads, 512)
     yield llamacpp(folder, "Q4_0", 32, THREADS, (*COMPARED, "pause"), unified=True)
     yield openvino(folder, THREADS, 256)
     yield openvino(folder, THREADS, 2048)
     yield openvino(folder, THREADS, 512, "KV_CACHE_PRECISION=f16")
+    yield openvino(folder, THREADS, 512, "INFERENCE_PRECISION_HINT=f32")
     yield transformers(folder, THREADS, COMPARED)
-    yield vllm(folder, THREADS, (*COMPARED, "pause"))
+    for dtype in ("float32", "bfloat16"):
+        yield vllm(folder, THREADS, (*COMPARED, "pause"), dtype)

@@ -11,7 +11,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     Attributes:
         kernels: the instruction set, or `reference`.
         read_bytes_per_s: from memory, with all threads. None for the reference.
-        products_per_s: of small integers, with everything in registers.
+        products_per_s: of small integers, or of bfloat16 for `amx`, with everything in registers.
         weight_bytes: what a step multiplies with.
         breaks: what torch runs between compiled segments, and how often.
     """

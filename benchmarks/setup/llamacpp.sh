@@ -19,8 +19,17 @@ fi
 # GCC 12 believes that a tile configuration is read to its eighth byte only, and leaves out the rest of it: without this,
 # processors with AMX end the program.
 sed -i 's/^    _tile_loadconfig(&tc);/    asm volatile("" :: "r"(\&tc) : "memory"); _tile_loadconfig(\&tc);/' source/vendor/llama.cpp/ggml/src/ggml-cpu/amx/mmq.cpp
-cmake -S source/vendor/llama.cpp -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF \
-  -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF
-cmake --build build -j "${JOBS:-2}" \
-  --target llama-quantize llama-perplexity llama-bench llama-batched-bench llama-server
+# As the processor is; and without AMX where it has that, for either is faster at something.
+build() {
+  cmake -S source/vendor/llama.cpp -B "$1" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
+    -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF "${@:2}"
+  cmake --build "$1" -j "${JOBS:-2}" \
+    --target llama-quantize llama-perplexity llama-bench llama-batched-bench llama-server
+}
+build build -DGGML_NATIVE=ON
 ln -sfn build/bin bin
+if grep -qw amx_int8 /proc/cpuinfo; then
+  build build-vnni -DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON \
+    -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON
+  ln -sfn build-vnni/bin bin-vnni
+fi

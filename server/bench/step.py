@@ -90,8 +90,9 @@ def _limits(figures: Limits) -> str:
     if figures.read_bytes_per_s is None or figures.products_per_s is None or figures.weight_bytes is None:
         return f"kernels {figures.kernels}"
     breaks = ", ".join(f"{name} {count}" for name, count in figures.breaks.items()) or "none"
+    numbers = "bfloat16 numbers" if figures.kernels == "amx" else "small integers"
     return (
         f"kernels {figures.kernels}, segments broken by: {breaks}; this machine reads "
-        f"{figures.read_bytes_per_s / 1e9:.1f} GB/s and multiplies {figures.products_per_s / 1e9:.0f} · 10⁹ small "
-        f"integers a second; the weights are {figures.weight_bytes / 1e6:.0f} MB"
+        f"{figures.read_bytes_per_s / 1e9:.1f} GB/s and multiplies {figures.products_per_s / 1e9:.0f} · 10⁹ "
+        f"{numbers} a second; the weights are {figures.weight_bytes / 1e6:.0f} MB"
     )

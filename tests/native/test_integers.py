@@ -150,6 +150,19 @@ def test_a_step_comes_to_its_end_while_a_thread_gives_way(path, num_threads):
         assert torch.equal(model.forward(step), expected)
 
 
+@pytest.mark.parametrize("num_threads", [2, 3])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_bits_do_not_depend_on_who_has_a_row(path, bits, num_threads):
+    """Enough rows that threads divide them, where that is done, into parts that end anywhere."""
+    tokens = [(11 * i * i + 5 * i) % 90 for i in range(231)]
+    table = range(1, 16)
+    one = open_native(path, Llama(), quantizer=integers(bits), num_threads=1)
+    rows = [one.forward(batch((tokens[i:j], i, table))).clone() for i, j in itertools.pairwise((0, 33, 34, 98, 231))]
+    model = open_native(path, Llama(), quantizer=integers(bits), num_threads=num_threads)
+
+    assert torch.equal(model.forward(batch((tokens, 0, table))), torch.cat(rows))
+
+
 @pytest.mark.parametrize("num_threads", [1, 3, 4])
 def test_bits_do_not_depend_on_threads(path, num_threads):
     step = batch((PROMPT, 0, range(1, 6)))

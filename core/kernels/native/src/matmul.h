@@ -7,15 +7,16 @@
 
 namespace HR_ISA {
 
-// Rows that a pass over a group of weights multiplies, and from how many on it does so with COLUMNS blocks at once.
+// Rows that a pass over a group of weights multiplies, and from how many on it does so with COLUMNS blocks at once; lines of the
+// cache that may be asked for with a group even where memory is busy with weights.
 #if defined(HR_TILES)
-constexpr int ROWS_A_PASS = 2 * TILE_ROWS, SEVERAL_ROWS = 1;
+constexpr int ROWS_A_PASS = 2 * TILE_ROWS, SEVERAL_ROWS = 1, FEWEST_LINES = 12;
 #else
-constexpr int ROWS_A_PASS = 4, SEVERAL_ROWS = 4;
+constexpr int ROWS_A_PASS = 4, SEVERAL_ROWS = 4, FEWEST_LINES = 1;
 #endif
 
 // The part of the cache that items [first, end) of a product fetch. Weights come first: where memory is busy with them, as
-// with few rows, it is asked for one line of the cache with each group, which attention would have to wait for.
+// with few rows, it is asked for few lines of the cache with each group, which attention would have to wait for.
 static CacheAhead cache_ahead(const Run& run, const HrOp& op, float from, float to, int blocks_here, int rows) {
   CacheAhead ahead;
   const HrMatrix& m = run.program->matrices[op.matrix];
@@ -34,7 +35,7 @@ static CacheAhead cache_ahead(const Run& run, const HrOp& op, float from, float 
   const int64_t lines = (ahead.end - ahead.next) * ahead.block_bytes / 64;
   const int64_t blocks = blocks_here / (rows < SEVERAL_ROWS ? 1 : COLUMNS);
   const int64_t turns = std::max<int64_t>(1, blocks * passes * ((m.k + GROUP - 1) / GROUP));
-  ahead.each = (int)std::min((lines + turns - 1) / turns, std::max<int64_t>(1, (LINES * passes - weights) / passes));
+  ahead.each = (int)std::min((lines + turns - 1) / turns, std::max<int64_t>(FEWEST_LINES, (LINES * passes - weights) / passes));
   return ahead;
 }
 

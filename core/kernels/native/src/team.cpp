@@ -85,14 +85,16 @@ void Team::take_part(int thread, bool until_end) {
     end = end_.load(std::memory_order_relaxed);
     const int32_t* counts = counts_.load(std::memory_order_relaxed);
     const int32_t all = counts[word.operation - base];  // Once this one is done there may be no more counts.
-    (*work_.load(std::memory_order_relaxed))((int)(word.operation - base), (int)(backwards ? rest.end : word.item), thread);
-    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == all) {
-      uint32_t following = word.operation + 1;
-      while (following < end && counts[following - base] == 0) following++;
-      uint32_t count = following < end ? (uint32_t)counts[following - base] : 0;
-      done_.store(0, std::memory_order_relaxed);
-      next_.store(Word{following, 0, count}.packed(), std::memory_order_release);
-    }
+    const auto& work = *work_.load(std::memory_order_relaxed);
+    work((int)(word.operation - base), (int)(backwards ? rest.end : word.item), thread);
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 < all) continue;
+    uint32_t following = word.operation + 1;
+    // What is one item is done before anybody could come for it.
+    for (; following < end && counts[following - base] <= 1; following++)
+      if (counts[following - base]) work((int)(following - base), 0, thread);
+    const uint32_t count = following < end ? (uint32_t)counts[following - base] : 0;
+    done_.store(0, std::memory_order_relaxed);
+    next_.store(Word{following, 0, count}.packed(), std::memory_order_release);
   }
 }
 
