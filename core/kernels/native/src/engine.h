@@ -37,8 +37,8 @@ struct RowParts {
   int parts, size;
   static RowParts of(int rows, int threads, int least) {
     if (!least || rows < least * threads) return {1, rows};
-    const int size = (rows + threads - 1) / threads;
-    return {threads, (size + 31) / 32 * 32};
+    const int size = ((rows + threads - 1) / threads + 31) / 32 * 32;
+    return {(rows + size - 1) / size, size};
   }
 };
 

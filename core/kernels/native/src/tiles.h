@@ -37,8 +37,8 @@ constexpr int TILE_BYTES = 1024, TILE_FLOATS = 256;
 
 // ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// float16 as bfloat16 times TILE_WEIGHT, which leaves the exponent's bits as they are: what float16 has below its normal numbers is 0
-// to the tiles. The product is the number over 8, rounded; halves go away from 0.
+// float16 as bfloat16 times 2^-112, which leaves the exponent's bits as they are: what float16 has below its normal numbers is 0 to
+// the tiles. The product is the bits over 8, rounded; halves go away from 0.
 static inline __m512i to_tile(__m512h h) {
   __m512i bits = _mm512_mulhrs_epi16((__m512i)h, _mm512_set1_epi16(1 << 12));
   return _mm512_and_si512(bits, _mm512_set1_epi16((short)0x8fff));
