@@ -79,7 +79,7 @@ static int product_scratch(const HrMatrix& m) {
   if (m.storage != HR_Q4 && m.storage != HR_Q8) return 0;
   const int groups = (m.k + GROUP - 1) / GROUP;
 #if defined(HR_TILES)
-  return TILE_FLOATS * (16 + (m.gated ? 4 : 2) * std::max(groups, RING)) + 16;
+  return TILE_FLOATS * (16 + (m.gated ? 4 : 2) * std::max(groups, RING)) + (64 + PAGE) / (int)sizeof(float);
 #else
   return WIDE && m.storage == HR_Q8 ? groups * GROUP * HR_WIDE_ROWS / 2 : 0;
 #endif

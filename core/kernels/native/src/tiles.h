@@ -33,7 +33,7 @@ static inline void set_tiles(int first_rows, int second_rows) {
 // While a thread has tiles, the system has more to keep when it puts it aside.
 static inline void release_tiles() { asm volatile("tilerelease" ::); }
 
-constexpr int TILE_BYTES = 1024, TILE_FLOATS = 256;
+constexpr int TILE_BYTES = 1024, TILE_FLOATS = 256, PAGE = 4096, APART = 1536;
 
 // ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -255,6 +255,9 @@ static void tile_product(const Product& p, const float* divisors, int first, int
   uint8_t* aligned = (uint8_t*)(((uintptr_t)scratch + 63) / 64 * 64);
   float* room[2] = {(float*)aligned, (float*)aligned + 8 * TILE_FLOATS};
   uint8_t* opened = aligned + 16 * TILE_FLOATS * sizeof(float);
+  // A load looks like an earlier store of the same place in another page, and waits for it. So weights are written away from where
+  // rows are read.
+  opened += ((uintptr_t)tile_row(*p.ints, p.first_row, 0) + APART - (uintptr_t)opened) % PAGE;
   Finish finish{p, divisors, {}, {}};
   int turn = 0;
   // The last rows may need another shape, which clears the tiles; so it is given once for all rows that have it.
