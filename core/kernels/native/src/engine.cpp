@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "team.h"
-#if defined(__x86_64__)
+#if defined(HR_HAS_AMX)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -114,6 +114,7 @@ void plan_units(Engine& e, const HrStep& step, int heads_per_kv) {
     const int32_t seq = order[i], first = step.cu_tokens[seq];
     for (int row = first; row < step.cu_tokens[seq + 1]; row++) e.row_seq[(size_t)row] = seq;
     if (!is_alone(seq) || e.windows) {
+      // The longest come last, where the other threads begin.
       for (int row = first; row < step.cu_tokens[seq + 1]; row += most) push(row, std::min(row + most, step.cu_tokens[seq + 1]));
       continue;
     }
@@ -294,7 +295,7 @@ void hr_limits(void* engine, int64_t bytes, int32_t rounds, double* read_per_s, 
 
 namespace {
 
-#if defined(__x86_64__)
+#if defined(HR_HAS_AMX)
 // Whether the processor has tiles of bfloat16, the system keeps them for this process, and there is what goes with them.
 bool has_tiles() {
   uint32_t a, b, c, d, wanted = 1u << 22 | 1u << 23 | 1u << 24;  // AMX-BF16, AVX512-FP16, AMX-TILE
@@ -308,10 +309,12 @@ bool has_tiles() {
 bool speaks(const Dialect* d) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
+#if defined(HR_HAS_AMX)
   if (d == &hr_amx) {
     static const bool has = has_tiles();
     return has && speaks(&hr_avx512);
   }
+#endif
   if (d == &hr_avx512)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
@@ -321,8 +324,10 @@ bool speaks(const Dialect* d) {
 }
 
 const Dialect* choose(const char* wanted) {
-#if defined(__x86_64__)
+#if defined(HR_HAS_AMX)
   const Dialect* all[] = {&hr_amx, &hr_avx512, &hr_avx2, &hr_portable};
+#elif defined(__x86_64__)
+  const Dialect* all[] = {&hr_avx512, &hr_avx2, &hr_portable};
 #else
   const Dialect* all[] = {&hr_portable};
 #endif

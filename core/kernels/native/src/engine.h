@@ -61,8 +61,11 @@ struct Dialect {
 extern const Dialect hr_portable;
 #if defined(__x86_64__)
 extern const Dialect hr_avx2, hr_avx512;
-// A compiler may not know it.
+#if defined(__linux__)
+#define HR_HAS_AMX
+// Null where the compiler did not know it.
 extern const Dialect hr_amx __attribute__((weak));
+#endif
 #endif
 
 // Rows of queries that attention takes at once, and keys.
