@@ -151,14 +151,15 @@ def test_a_step_comes_to_its_end_while_a_thread_gives_way(path, num_threads):
 
 
 @pytest.mark.parametrize("num_threads", [2, 3])
-@pytest.mark.parametrize("bits", [4, 8])
-def test_bits_do_not_depend_on_who_has_a_row(path, bits, num_threads):
-    """Enough rows that threads divide them, where that is done, into parts that end anywhere."""
+@pytest.mark.parametrize("bits", [4, 8, None])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_bits_do_not_depend_on_who_has_a_row(path, bits, num_threads, dialect):
+    """Enough rows that threads divide them."""
     tokens = [(11 * i * i + 5 * i) % 90 for i in range(231)]
     table = range(1, 16)
-    one = open_native(path, Llama(), quantizer=integers(bits), num_threads=1)
+    one = open_native(path, Llama(), quantizer=integers(bits), num_threads=1, dialect=dialect)
     rows = [one.forward(batch((tokens[i:j], i, table))).clone() for i, j in itertools.pairwise((0, 33, 34, 98, 231))]
-    model = open_native(path, Llama(), quantizer=integers(bits), num_threads=num_threads)
+    model = open_native(path, Llama(), quantizer=integers(bits), num_threads=num_threads, dialect=dialect)
 
     assert torch.equal(model.forward(batch((tokens, 0, table))), torch.cat(rows))
 

@@ -175,7 +175,7 @@ Items divide(Engine& e, const HrStep& step, const HrOp& op) {
     case HR_MATMUL: {
       const HrMatrix& m = e.program.matrices[op.matrix];
       const int blocks = (m.n + 15) / 16, total = rows ? (m.gated ? blocks / 4 : blocks) : 0;
-      const int per_thread = rows >= 16 ? 16 : e.dialect->few_items, parts = RowParts::of(rows, threads, e.dialect->part_rows).parts;
+      const int per_thread = rows >= 16 ? 16 : e.dialect->few_items, parts = RowParts::of(rows, threads).parts;
       int size = std::clamp(total * parts / (threads * per_thread), m.gated ? 1 : 2, 64);
       if (!m.gated) size &= ~1;  // Kernels take pairs.
       return {total, size, parts};
@@ -234,8 +234,7 @@ void hr_run(void* engine, const HrStep* step, int32_t first, int32_t end) {
     e.counts[(size_t)i] = e.items[(size_t)i].count();
   }
   Run run{&e.program,       step,            e.units.data(),  (int32_t)e.units.size(),   e.rows.data(), e.row_seq.data(),
-          e.heads_together, e.shares.data(), e.blocks.data(), (int32_t)e.blocks.size(), e.team.size(), e.dialect->part_rows,
-          e.divisors_of.data()};
+          e.heads_together, e.shares.data(), e.blocks.data(), (int32_t)e.blocks.size(), e.team.size(), e.divisors_of.data()};
   e.team.run(n, e.counts.data(), [&](int i, int item, int thread) {
     const Items& items = e.items[(size_t)i];
     const int next = Team::after(item, thread);

@@ -28,15 +28,15 @@ struct Run {
   const int32_t* blocks;   // that attention will read, in its order, as far as they may be fetched ahead
   int32_t num_blocks;
   int32_t threads;
-  int32_t part_rows;  // see Dialect
   const float* const* divisors_of;  // of each matrix, what its blocks' weights are divided by, where the dialect divides them
 };
 
 // Rows of a product: with many, each thread has rows of its own rather than outputs, and what it computes stays in its caches.
 struct RowParts {
+  static constexpr int LEAST = 64;  // of a thread
   int parts, size;
-  static RowParts of(int rows, int threads, int least) {
-    if (!least || rows < least * threads) return {1, rows};
+  static RowParts of(int rows, int threads) {
+    if (rows < LEAST * threads) return {1, rows};
     const int size = ((rows + threads - 1) / threads + 31) / 32 * 32;
     return {(rows + size - 1) / size, size};
   }
@@ -54,7 +54,6 @@ struct Dialect {
   int64_t (*multiply)(int64_t rounds);        // products in registers alone; how many
   void (*divisors)(const HrMatrix&, float*);  // see Run::divisors_of; one for each block
   int (*scratch)(const HrMatrix&);            // floats that a thread needs beside its rows
-  int part_rows;                              // from so many rows a thread on products are divided by rows, 0: never
   int few_items;                              // of a thread, of a product of few rows
 };
 

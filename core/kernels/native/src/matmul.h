@@ -43,7 +43,7 @@ static void matmul(const Run& run, const HrOp& op, int first, int end, int next,
   const HrMatrix& m = run.program->matrices[op.matrix];
   const HrInts* ints = op.qin >= 0 ? &run.program->ints[op.qin] : nullptr;
   const int blocks = m.gated ? 4 : 1, total = m.gated ? (m.n + 63) / 64 : (m.n + 15) / 16;
-  const RowParts parts = RowParts::of(rows, run.threads, run.part_rows);
+  const RowParts parts = RowParts::of(rows, run.threads);
   const int part = first / total, all = total * parts.parts;
   CacheAhead cache = cache_ahead(run, op, (float)first / (float)all, (float)end / (float)all, (end - first) * blocks, parts.size);
   first -= part * total, end -= part * total;
