@@ -127,13 +127,7 @@ static void soften_tile(const Tile& t, const Tile* next, int tile, int window, f
     }
     tops[r] = largest(top);
   }
-  store(tops + g.n, set1(LEAST));
-  for (int r = 0; r < g.n; r += 16) {
-    V before = load(g.top + r), now = max(before, load(tops + r)), again = sub(before, now);
-    powers_of_2<1>(&again);
-    store(g.top + r, now);
-    store(g.again + r, again);
-  }
+  raise_tops(g, tops);
   for (int r = 0; r < g.n; r++) {
     float *s = g.s + r * KEYS, *total = g.total + 16 * r, *o = g.o + (int64_t)r * t.hd;
     const Seen seen = seen_by(t, tile, window, g.positions[r]);

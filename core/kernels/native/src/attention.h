@@ -178,6 +178,18 @@ HR_INLINE void weigh(const Tile& t, const Seen& seen, int c, float* s, V top, We
   }
 }
 
+// The largest scores so far, with those of a tile, and how much is left of what was gathered under smaller ones. `tops` has room
+// for 16 rows more.
+static inline void raise_tops(Gathered& g, float* tops) {
+  store(tops + g.n, set1(LEAST));
+  for (int r = 0; r < g.n; r += 16) {
+    V before = load(g.top + r), now = max(before, load(tops + r)), again = sub(before, now);
+    powers_of_2<1>(&again);
+    store(g.top + r, now);
+    store(g.again + r, again);
+  }
+}
+
 // The running softmax over the scores of a tile, which are logarithms to base 2: they become weights, of which the sums are
 // kept, and the scale of what was gathered before. In passes over the rows, for what one needs of the other takes long to
 // come. What is gathered has room for 16 rows more, so that no pass has to count: LEAST and 0 leave a row as it was.
@@ -196,13 +208,7 @@ static inline void soften(const Tile& t, int tile, int window, float cap, Gather
     }
     tops[r] = largest(top);
   }
-  store(tops + g.n, set1(LEAST));
-  for (int r = 0; r < g.n; r += 16) {
-    V before = load(g.top + r), now = max(before, load(tops + r)), again = sub(before, now);
-    powers_of_2<1>(&again);
-    store(g.top + r, now);
-    store(g.again + r, again);
-  }
+  raise_tops(g, tops);
   for (int r = 0; r < g.n; r++) {
     float *s = g.s + r * KEYS, *total = g.total + 16 * r;
     const Seen seen = seen_by(t, tile, window, g.positions[r]);
