@@ -66,6 +66,8 @@ struct HrBuffer {
   int64_t stride;  // floats a row
 };
 
+// What products of 4- and 8-bit weights multiply. `amx` has bfloat16 there, in the order of its tiles (see put_group), of twice the
+// bytes, and no scales; rows are whole tiles of 16.
 struct HrInts {
   int8_t* q;       // [rows, stride]
   float* scales;   // [rows, stride / 32, 3]: see PER_GROUP
@@ -82,7 +84,8 @@ struct HrTurn {
 
 // Keys and values as 16-bit integers, each token's with a scale of its own. What a head has of a block: block_size * head_dim
 // integers, then block_size scales in float32. Keys: value i % 2 of pair i / 2 of slot s at (i / 2 * block_size + s) * 2 + i % 2,
-// so that 16 slots are lanes. Values: feature i of slot s at (s / 2 * head_dim + i) * 2 + s % 2, so that 16 features are.
+// so that 16 slots are lanes. Values: feature i of slot s at (s / 2 * head_dim + i) * 2 + s % 2, so that 16 features are. `amx` keeps
+// bfloat16 in the same places, with scales of 1.
 struct HrCache {
   int16_t* data;
   int64_t block_stride, layer_stride, value_offset, head_stride;  // in numbers of 16 bits

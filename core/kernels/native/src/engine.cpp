@@ -233,8 +233,12 @@ void hr_run(void* engine, const HrStep* step, int32_t first, int32_t end) {
     e.items[(size_t)i] = divide(e, *step, ops[first + i]);
     e.counts[(size_t)i] = e.items[(size_t)i].count();
   }
-  Run run{&e.program,       step,            e.units.data(),  (int32_t)e.units.size(),   e.rows.data(), e.row_seq.data(),
-          e.heads_together, e.shares.data(), e.blocks.data(), (int32_t)e.blocks.size(), e.team.size(), e.divisors_of.data()};
+  Run run{&e.program,       step,
+          e.units.data(),   e.rows.data(),
+          e.row_seq.data(), e.heads_together,
+          e.shares.data(),  e.blocks.data(),
+          (int32_t)e.blocks.size(), e.team.size(),
+          e.divisors_of.data()};
   e.team.run(n, e.counts.data(), [&](int i, int item, int thread) {
     const Items& items = e.items[(size_t)i];
     const int next = Team::after(item, thread);

@@ -20,7 +20,6 @@ struct Run {
   const HrProgram* program;
   const HrStep* step;
   const Unit* units;
-  int32_t num_units;
   const int32_t* rows;     // of the batch, in the order of units
   const int32_t* row_seq;  // the sequence of each row
   int32_t heads_together;  // KV heads that an item of attention takes
