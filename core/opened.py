@@ -6,6 +6,7 @@ Start-up only. Everything it chooses goes through the registry, the built-ins to
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import msgspec
 from msgspec import Struct
@@ -113,9 +114,10 @@ def open_model(settings: Settings, progress: Progress, where: WhereOf = no_origi
     memory: MemoryPlan | BlockPlan
     if own:
         quantizer = registry.build("quantizer", settings.model.quantizer, context, where("model.quantizer")).component
+        weights = weight_bytes(program, checkpoint, quantizer)
+        context.weight_bits = 8 * weights / sum(prod(weight.shape) for weight in program.weights.values())
         found = registry.build("attention", settings.model.attention, context, where("model.attention"))
         attention = found.component
-        weights = weight_bytes(program, checkpoint, quantizer)
         memory = _plan(settings, program, max_model_len, weights, found.component)
     else:
         memory = block_plan(settings, max_model_len)

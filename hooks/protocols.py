@@ -774,6 +774,7 @@ class Context(Struct, kw_only=True):
         block_size: tokens a block of the KV cache.
         checkpoint: the opened checkpoint.
         program: the model.
+        weight_bits: what the quantizer keeps of a weight, on average.
         tokenizer: the model's.
         sampling: sizes for processors and samplers.
         executor: limits and helpers for executors.
@@ -784,6 +785,7 @@ class Context(Struct, kw_only=True):
     block_size: int = 16
     checkpoint: Checkpoint | None = None
     program: Program | None = None
+    weight_bits: float | None = None
     tokenizer: Tokenizer | None = None
     sampling: SamplingContext | None = None
     executor: ExecutorContext | None = None

@@ -29,8 +29,8 @@ class Shape(Struct, frozen=True, kw_only=True):
 
 
 def garbage(dtype: torch.dtype) -> float:
-    """What slots hold that were never written: NaN, and so are two integers of 16 bits taken for a float32."""
-    return torch.nan if dtype.is_floating_point else 0x7FC0 if dtype.itemsize == 2 else 0x7F
+    """What slots hold that were never written: NaN, and so is a float32 made of such integers of 16 or 8 bits."""
+    return torch.nan if dtype.is_floating_point else 0x7FC0 if dtype.itemsize == 2 else -1
 
 
 class AttentionContract(Contract):

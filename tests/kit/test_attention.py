@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 import pytest
 import torch
 
 from headrace.core.kernels.native import dialect
 from headrace.hooks.testing.contract import run
+from headrace.plugins.native_attention import BYTES_DIALECT
 from headrace.plugins.sdpa import Plan, Sdpa
 from headrace.testing import AttentionContract
 from tests.kit.faults import contract_of, failures
+from tests.native.compiled import DIALECTS
 
 
 class TestSdpa(AttentionContract):
@@ -25,6 +29,14 @@ class TestNative(AttentionContract):
     name = "native"
     head_dims = (16, 64)
     tolerance = 4e-3  # Keys are off by half of 1/32767 of their norm, and scores here go to 20.
+
+
+@pytest.mark.skipif(BYTES_DIALECT not in DIALECTS, reason="no compiled kernels here have a cache of 8 bits")
+class TestNativeBytes(TestNative):
+    """Keys and values are off by half of 1/127 of their largest feature."""
+
+    options: ClassVar = {"bits": 8}
+    tolerance = 0.2
 
 
 class Good(Sdpa):

@@ -8,20 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from headrace.core.kernels.native import dialect
 from headrace.core.kernels.native.model import NativeModel
 from headrace.core.model.load import load
 from headrace.hooks.protocols import Architecture, Attention, Quantizer
 from headrace.hooks.testing.attention import garbage
-from headrace.plugins.native_attention import NativeAttention
+from headrace.plugins.native_attention import BYTES_DIALECT, LARGEST_BYTE, NativeAttention, turned
 from headrace.plugins.sdpa import Plan, Sdpa
 from headrace.plugins.unquantized import Unquantized
 from tests.model.tiny import open_checkpoint
 
 BLOCK_SIZE = 16
 DIALECTS = [name for name in ("amx", "avx512", "avx2", "portable") if dialect(name)]
+KERNELS = [*(name + " 8" for name in DIALECTS if name == BYTES_DIALECT), *DIALECTS]
+"""The dialects, first with a KV cache of 8 bits, where they have one, then of 16."""
 
 pytestmark = pytest.mark.skipif(dialect() is None, reason="the kernels were not compiled: there is no C++ compiler")
 
@@ -45,7 +48,7 @@ def open_native(
     *,
     quantizer: Quantizer | None = None,
     attention: Attention | None = None,
-    dialect: str = DIALECTS[0] if DIALECTS else "",
+    kernels: str = KERNELS[0] if KERNELS else "",
     num_threads: int = 2,
     num_blocks: int = 60,
 ) -> NativeModel:
@@ -56,10 +59,10 @@ def open_native(
         checkpoint,
         architecture,
         quantizer or Unquantized(),
-        attention or NativeAttention(),
+        attention or native_attention(kernels),
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
-        dialect=dialect,
+        dialect=kernels.split()[0],
         num_threads=num_threads,
     )
     checkpoint.close()
@@ -68,19 +71,46 @@ def open_native(
     return model
 
 
-class Rounded(Sdpa):
-    """What `amx` attends with, in torch: queries, keys and values in bfloat16. Weights of values are not rounded."""
-
-    def write(self, kv: Tensor, key: Tensor, value: Tensor, plan: Plan) -> None:
-        super().write(kv, key.bfloat16().float(), value.bfloat16().float(), plan)
-
-    def attend(self, query: Tensor, kv: Tensor, plan: Plan, **how: Any) -> Tensor:
-        return super().attend(query.bfloat16().float(), kv, plan, **how)
+def native_attention(kernels: str) -> NativeAttention:
+    """What keeps the KV cache as one of `KERNELS` does."""
+    name, _, bits = kernels.partition(" ")
+    return NativeAttention(name, bits=int(bits or 16))
 
 
-def same_attention(dialect: str) -> Sdpa:
+class Rounded(NativeAttention):
+    """What the kernels do with a cache of 8 bits, in torch: queries and the weights of values have 8 bits too."""
+
+    native = False
+
+    def attend(
+        self, query: Tensor, kv: Tensor, plan: Plan, *, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        groups = eight_bits(turned(query), LARGEST_BYTE).unflatten(1, (kv.shape[2], -1)).permute(1, 2, 0, 3)
+        out = torch.empty_like(query)
+        for span in plan.spans:
+            keys, values = self.gather(kv, span)
+            units = self._parts(kv, 1)[1][span.table].transpose(0, 1).flatten(1)[:, None, None, : span.seq_len]
+            scores = groups[:, :, span.rows] @ keys.mT * scale
+            scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+            if (mask := span.mask(window)) is not None:
+                scores = scores.masked_fill(~mask, -torch.inf)
+            weights = (scores - scores.amax(-1, keepdim=True)).exp()
+            by_tile = nn.functional.pad(weights * units, (0, -span.seq_len % 64)).unflatten(-1, (-1, 64))
+            rounded = eight_bits(by_tile, 255).flatten(-2)[..., : span.seq_len] / units.clamp(min=1e-30)
+            answer = rounded @ values / weights.sum(-1, keepdim=True)
+            out[span.rows] = answer.flatten(0, 1).transpose(0, 1)
+        return out
+
+
+def eight_bits(x: Tensor, largest: float) -> Tensor:
+    """*x* in units of which the largest of its last dimension is so many."""
+    unit = (x.abs().amax(-1, keepdim=True) / largest).clamp(min=1e-30)
+    return (x / unit).round() * unit
+
+
+def same_attention(kernels: str) -> Sdpa:
     """The reference that rounds what the kernels' attention rounds visibly."""
-    return Rounded() if dialect == "amx" else Sdpa()
+    return Rounded(bits=8) if kernels.endswith(" 8") else Sdpa()
 
 
 def ints(*numbers: int) -> array[int]:

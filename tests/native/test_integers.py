@@ -17,10 +17,9 @@ from headrace.core.model.load import load
 from headrace.hooks.testing.attention import garbage
 from headrace.plugins.integers import Integers
 from headrace.plugins.llama import Llama
-from headrace.plugins.native_attention import NativeAttention
 from headrace.plugins.sdpa import Sdpa
 from tests.model.tiny import batch, open_checkpoint, transformers_model
-from tests.native.compiled import DIALECTS, open_native, pytestmark
+from tests.native.compiled import KERNELS, native_attention, open_native, pytestmark
 
 __all__ = ["pytestmark"]
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -53,21 +52,21 @@ class Tiled(Integers):
         return lambda x: nn.functional.linear(x.bfloat16().float(), weights, bias)
 
 
-def same_arithmetic(dialect, bits):
-    return Tiled(bits, 8) if dialect == "amx" else integers(bits)
+def same_arithmetic(kernels, bits):
+    return Tiled(bits, 8) if kernels.startswith("amx") else integers(bits)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_logits_equal_the_same_arithmetic_in_torch(path, bits, dialect):
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_logits_equal_the_same_arithmetic_in_torch(path, bits, kernels):
     checkpoint = open_checkpoint(path)
-    quantizer = same_arithmetic(dialect, bits)
+    quantizer = same_arithmetic(kernels, bits)
     reference = load(checkpoint.artifact, checkpoint, Llama(), quantizer, Sdpa(), num_blocks=20, block_size=16)
     step = batch((PROMPT, 0, range(1, 6)))
     expected = reference.forward(step)
     far = []
-    for attention in (Sdpa(), NativeAttention()):
-        model = open_native(path, Llama(), quantizer=integers(bits), attention=attention, dialect=dialect)
+    for attention in (Sdpa(), native_attention(kernels)):
+        model = open_native(path, Llama(), quantizer=integers(bits), attention=attention, kernels=kernels)
         far.append(float((model.forward(step) - expected).abs().mean()))
 
     # A value at the border of two integers may fall to either side: a step of 1/127 of its group's largest. With keys
@@ -77,11 +76,11 @@ def test_logits_equal_the_same_arithmetic_in_torch(path, bits, dialect):
 
 
 @pytest.mark.parametrize("bits", [4, 8, None])
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("company", [1, 2, 3, 7, 32])
-def test_bits_do_not_depend_on_company(path, bits, dialect, company):
+def test_bits_do_not_depend_on_company(path, bits, kernels, company):
     """Decodes beside 0 to 31 others, on blocks whose unused slots are NaN."""
-    model = open_native(path, Llama(), quantizer=integers(bits), dialect=dialect, num_blocks=100)
+    model = open_native(path, Llama(), quantizer=integers(bits), kernels=kernels, num_blocks=100)
     prompts = [[(i * 13 + j) % 90 for j in range(3 + i % 29)] for i in range(company)]
     tables = [[3 * i + 1, 3 * i + 2, 3 * i + 3] for i in range(company)]
     model.forward(batch(*((prompt, 0, table) for prompt, table in zip(prompts, tables, strict=True))))
@@ -95,9 +94,10 @@ def test_bits_do_not_depend_on_company(path, bits, dialect, company):
 
 
 @pytest.mark.parametrize("bits", [4, 8, None])
+@pytest.mark.parametrize("kernels", KERNELS[:2])
 @pytest.mark.parametrize("cuts", [(1,), (16,), (31, 32, 33), (7, 14, 70), tuple(range(1, 75))])
-def test_bits_do_not_depend_on_how_a_prompt_is_cut(path, bits, cuts):
-    model = open_native(path, Llama(), quantizer=integers(bits))
+def test_bits_do_not_depend_on_how_a_prompt_is_cut(path, bits, kernels, cuts):
+    model = open_native(path, Llama(), quantizer=integers(bits), kernels=kernels)
     whole = model.forward(batch((PROMPT, 0, range(1, 6)))).clone()
     model.store.pool[1:] = garbage(model.store.pool.dtype)
     bounds = [0, *cuts, len(PROMPT)]
@@ -111,11 +111,11 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut(path, bits, cuts):
 
 
 @pytest.mark.parametrize("bits", [4, 8, None])
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("rows", [[74], [0], [3, 40, 41, 80], [79, 2, 2, 74]])
-def test_rows_that_nobody_samples_change_nothing(path, bits, dialect, rows):
+def test_rows_that_nobody_samples_change_nothing(path, bits, kernels, rows):
     """From the last attention on only sampled rows are computed."""
-    model = open_native(path, Llama(), quantizer=integers(bits), dialect=dialect)
+    model = open_native(path, Llama(), quantizer=integers(bits), kernels=kernels)
     step = batch((PROMPT, 0, range(1, 6)), (PROMPT[:7], 0, [6]))
     everything = model.forward(step).clone()
 
@@ -124,10 +124,10 @@ def test_rows_that_nobody_samples_change_nothing(path, bits, dialect, rows):
     assert torch.equal(some, everything[rows])
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_sequences_of_the_same_blocks_may_be_at_different_places(path, dialect):
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_sequences_of_the_same_blocks_may_be_at_different_places(path, kernels):
     """Tables that name more blocks than a sequence has reached."""
-    model = open_native(path, Llama(), quantizer=integers(4), dialect=dialect, num_blocks=40)
+    model = open_native(path, Llama(), quantizer=integers(4), kernels=kernels, num_blocks=40)
     tokens = [(11 * i * i + 5 * i) % 99 for i in range(200)]
     table = list(range(3, 16))
     model.forward(batch((tokens, 0, table)))
@@ -152,14 +152,14 @@ def test_a_step_comes_to_its_end_while_a_thread_gives_way(path, num_threads):
 
 @pytest.mark.parametrize("num_threads", [2, 3])
 @pytest.mark.parametrize("bits", [4, 8, None])
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_bits_do_not_depend_on_who_has_a_row(path, bits, num_threads, dialect):
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_bits_do_not_depend_on_who_has_a_row(path, bits, num_threads, kernels):
     """Enough rows that threads divide them."""
     tokens = [(11 * i * i + 5 * i) % 90 for i in range(231)]
     table = range(1, 16)
-    one = open_native(path, Llama(), quantizer=integers(bits), num_threads=1, dialect=dialect)
+    one = open_native(path, Llama(), quantizer=integers(bits), num_threads=1, kernels=kernels)
     rows = [one.forward(batch((tokens[i:j], i, table))).clone() for i, j in itertools.pairwise((0, 33, 34, 98, 231))]
-    model = open_native(path, Llama(), quantizer=integers(bits), num_threads=num_threads, dialect=dialect)
+    model = open_native(path, Llama(), quantizer=integers(bits), num_threads=num_threads, kernels=kernels)
 
     assert torch.equal(model.forward(batch((tokens, 0, table))), torch.cat(rows))
 
@@ -193,30 +193,30 @@ def scales_of(packed):
     return packed.data.view(len(packed.data), -1, 1088)[..., :64]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("factor", [2.0**-4, 2.0**9])
-def test_weights_of_any_size_give_the_same_digits(path, bits, dialect, factor):
+def test_weights_of_any_size_give_the_same_digits(path, bits, kernels, factor):
     def change(packed):
         scales = scales_of(packed)
         scales.copy_((scales.contiguous().view(torch.float16) * factor).view(torch.uint8))
 
     step = batch((PROMPT, 0, range(1, 6)))
-    usual = open_native(path, Llama(), quantizer=Integers(bits, bits), dialect=dialect).forward(step)
-    changed = open_native(path, Llama(), quantizer=Changed(bits, "head", change), dialect=dialect).forward(step)
+    usual = open_native(path, Llama(), quantizer=Integers(bits, bits), kernels=kernels).forward(step)
+    changed = open_native(path, Llama(), quantizer=Changed(bits, "head", change), kernels=kernels).forward(step)
 
     assert torch.equal(changed, usual * factor)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_what_is_0_stays_0(path, bits, dialect):
+def test_what_is_0_stays_0(path, bits, kernels):
     """Beside outputs of the same block that are not."""
 
     def change(packed):
         scales_of(packed).view(len(packed.data), -1, 2, 16, 2)[:, :, :, 5] = 0
 
-    logits = open_native(path, Llama(), quantizer=Changed(bits, "head", change), dialect=dialect).forward(
+    logits = open_native(path, Llama(), quantizer=Changed(bits, "head", change), kernels=kernels).forward(
         batch((PROMPT, 0, range(1, 6)))
     )
 
@@ -224,13 +224,13 @@ def test_what_is_0_stays_0(path, bits, dialect):
     assert (logits[:, 6::16] != 0).all()
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_weight_that_is_not_a_number_is_seen_in_the_logits(path, bits, dialect):
+def test_a_weight_that_is_not_a_number_is_seen_in_the_logits(path, bits, kernels):
     def change(packed):
         scales_of(packed)[0, 0] = 255  # Of a group of the first 16 outputs, NaN in float16.
 
-    model = open_native(path, Llama(), quantizer=Changed(bits, ".q", change), dialect=dialect)
+    model = open_native(path, Llama(), quantizer=Changed(bits, ".q", change), kernels=kernels)
 
     assert not torch.isfinite(model.forward(batch((PROMPT, 0, range(1, 6))))).all()
 
@@ -260,7 +260,7 @@ def test_a_strangers_product_ends_a_segment_and_the_next_goes_on(path):
     plain = open_native(path, Llama(), quantizer=integers(8))
 
     assert model.breaks == {"linear": model.program.num_layers}
-    assert (model.forward(step) - plain.forward(step)).abs().mean() < 0.02
+    assert (model.forward(step) - plain.forward(step)).abs().mean() < 0.03
 
 
 def test_matrices_lie_one_after_the_other_and_are_what_they_were():

@@ -10,7 +10,7 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
-VERSION = 5
+VERSION = 6
 LIBRARY = Path(os.environ.get("HEADRACE_KERNELS") or Path(__file__).with_name("_headrace.so"))
 """The environment may name another build, such as one with sanitizers."""
 
@@ -125,7 +125,7 @@ class Cache(Structure):
         ("value_offset", c_int64),
         ("head_stride", c_int64),
         ("block_size", c_int32),
-        ("pad", c_int32),
+        ("bits", c_int32),
     )
 
 

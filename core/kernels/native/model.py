@@ -338,9 +338,9 @@ def _matrices(lowered: Lowered) -> Any:
 def _cache(store: KVStore, program: p.Program, native: bool) -> abi.Cache:
     if not native:
         return abi.Cache()
-    pool = store.pool
-    assert pool.dtype is torch.int16
-    return abi.Cache(pool.data_ptr(), *(pool.stride(i) for i in range(4)), pool.shape[4], 0)
+    pool, size = store.pool, store.pool.element_size()
+    assert pool.dtype in (torch.int8, torch.int16)
+    return abi.Cache(pool.data_ptr(), *(pool.stride(i) * size for i in range(4)), pool.shape[4], 8 * size)
 
 
 def _expert_names(program: p.Program) -> list[str]:

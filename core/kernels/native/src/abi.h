@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define HR_ABI 5
+#define HR_ABI 6
 
 enum HrKind : int32_t {
   HR_EMBED,     // out = row tokens[t] of matrix
@@ -82,14 +82,14 @@ struct HrTurn {
   float* sin;
 };
 
-// Keys and values as 16-bit integers, each token's with a scale of its own. What a head has of a block: block_size * head_dim
-// integers, then block_size scales in float32. Keys: value i % 2 of pair i / 2 of slot s at (i / 2 * block_size + s) * 2 + i % 2,
-// so that 16 slots are lanes. Values: feature i of slot s at (s / 2 * head_dim + i) * 2 + s % 2, so that 16 features are. `amx` keeps
-// bfloat16 in the same places, with scales of 1.
+// Keys and values as integers of 16 bits or, with `amx` alone, 8, each token's with a scale of its own. What a head has of a block:
+// block_size * head_dim integers, then block_size scales in float32. Of n integers in 4 bytes, keys: number i % n of the (i / n)-th
+// 4 bytes of slot s at (i / n * block_size + s) * n + i % n, so that 16 slots are lanes. Values: feature i of slot s at
+// (s / n * head_dim + i) * n + s % n, so that 16 features are. Keys of 8 bits are turned first: see spread().
 struct HrCache {
-  int16_t* data;
-  int64_t block_stride, layer_stride, value_offset, head_stride;  // in numbers of 16 bits
-  int32_t block_size, pad;
+  char* data;
+  int64_t block_stride, layer_stride, value_offset, head_stride;  // in bytes
+  int32_t block_size, bits;
 };
 
 struct HrProgram {

@@ -1,5 +1,6 @@
-// A tile of keys for some queries, on the processor's tiles (AMX): 16 queries times 16 keys or features, in bfloat16, as the
-// cache has them. What a query gathers depends on that query alone here too: a row of a tile knows nothing of the others.
+// A tile of keys for some queries, on the processor's tiles (AMX): 16 queries times 16 keys or features, in integers of 8 bits, as the
+// cache has them. What a query gathers depends on that query alone here too: a row of a tile knows nothing of the others, and a
+// sum over a tile of keys is exact.
 #pragma once
 #include "attention.h"
 #include "tiles.h"
@@ -8,153 +9,229 @@ namespace HR_ISA {
 
 #define HR_TILE_LOAD_ROWS(t, from, stride) asm volatile("tileloadd (%0, %1, 1), %%tmm" #t ::"r"(from), "r"((int64_t)(stride)) : "memory")
 #define HR_TILE_STORE_ROWS(t, to, stride) asm volatile("tilestored %%tmm" #t ", (%0, %1, 1)" ::"r"(to), "r"((int64_t)(stride)) : "memory")
+#define HR_TILE_SCORE(sums, queries, keys) asm volatile("tdpbssd %%tmm" #keys ", %%tmm" #queries ", %%tmm" #sums ::)
+#define HR_TILE_VALUE(sums, weights, values) asm volatile("tdpbusd %%tmm" #values ", %%tmm" #weights ", %%tmm" #sums ::)
 
-// Shapes for the queries of a unit: 16, or fewer, at a time, and the last ones. Sums (0, 1); queries (2, 3) with 32 features, weights
-// (4, 5) of 16 keys; 16 pairs of features of 16 keys (6), 8 pairs of keys of 16 features (7).
-static inline void set_attention_tiles(int n) {
-  const int last = n % TILE_ROWS;
+// The largest of a row's weights in a tile.
+constexpr float HEAVIEST = 255.0f;
+
+// Features that a tile of queries and one of keys have: a head in as few equal parts as fit.
+static inline int features_of(int hd) {
+  int parts = (hd + 63) / 64;
+  while (hd % (4 * parts)) parts++;
+  return hd / parts;
+}
+
+// Shapes for the queries of a unit: 16, or fewer, at a time; of more, the last 16 may have rows that nobody wants. Sums (0 to 3) of
+// 16 keys, or of 16 features; queries (4) and 16 keys (5) of as many features; weights (6) and values (7) of 16 keys.
+static void set_attention_tiles(int hd, int n) {
+  const int features = features_of(hd), rows = std::min(n, TILE_ROWS);
   TileShapes shapes;
-  for (int t : {0, 2, 4}) shapes.rows[t] = (uint8_t)std::min(n, TILE_ROWS);
-  for (int t : {1, 3, 5}) shapes.rows[t] = (uint8_t)std::max(1, last);
-  for (int t = 0; t < 8; t++) shapes.bytes[t] = t == 4 || t == 5 ? 32 : 64;
-  shapes.rows[6] = 16;
-  shapes.rows[7] = 8;
+  for (int t = 0; t < 8; t++) shapes.rows[t] = (uint8_t)rows, shapes.bytes[t] = 64;
+  shapes.bytes[4] = (uint16_t)features;
+  shapes.rows[5] = (uint8_t)(features / 4);
+  shapes.bytes[6] = 16;
+  shapes.rows[7] = 4;
   shapes.set();
 }
 
-// The keys of a column, as [features / 2, 16, 2] up to a multiple of 32 features: where they are, or with zeros behind them.
-static inline const int16_t* whole_keys(const Tile& t, int column, int16_t* copy, int64_t* stride) {
-  *stride = t.key_stride;
-  if (t.hd % GROUP == 0) return t.keys[column];
-  for (int i = 0; i < query_width(t.hd) / 2; i++)
-    _mm512_storeu_si512(copy + 32 * i, i < t.hd / 2 ? _mm512_loadu_si512(t.keys[column] + i * t.key_stride) : _mm512_setzero_si512());
-  *stride = 32;
-  return copy;
-}
-// The values of a column, as [8, features, 2]: where they are, or without what lies in slots that nobody wrote, for that may be
-// anything.
-static inline const int16_t* known_values(const Tile& t, int column, int16_t* copy) {
-  const int known = t.num_keys - 16 * column;
-  if (known >= 16) return t.values[column];
-  for (int j = 0; j < 8; j++)
-    for (int i = 0; i < 2 * t.hd; i += 32) {
-      const __mmask32 which = 2 * j + 1 < known ? 0xffffffffu : 2 * j < known ? 0x55555555u : 0u;
-      _mm512_storeu_si512(copy + j * 2 * t.hd + i, _mm512_maskz_loadu_epi16(which, t.values[column] + j * 2 * t.hd + i));
-    }
-  return copy;
+// A query, turned as keys are, and its scale.
+static float query_bytes(float* q, int hd, int16_t* to) {
+  float turned[512];
+  std::memcpy(turned, q, (size_t)hd * 4);
+  spread(turned, hd);
+  return bytes_of(turned, hd, (int8_t*)to);
 }
 
+// What comes next is on its way a column at a time, or what is wanted now would wait behind it.
 static inline void fetch_keys(const Tile* next, int column) {
   if (next && column < next->columns)
-    for (int i = 0; i < next->hd / 2; i++) fetch(next->keys[column] + i * next->key_stride);
+    for (int i = 0; i < next->hd / 4; i++) fetch(next->keys[column] + i * next->key_stride);
 }
-// So many pairs of values, of which a column has 8: a few at a time, or what is wanted now would wait behind them.
-static inline void fetch_values(const Tile* next, int from, int n) {
-  if (!next) return;
-  for (int j = from; j < from + n && j / 8 < next->columns; j++)
-    for (int i = 0; i < 2 * next->hd; i += 32) fetch(next->values[j / 8] + j % 8 * 2 * next->hd + i);
+static inline void fetch_values(const Tile* next, int column) {
+  if (next && column < next->columns)
+    for (int i = 0; i < next->hd * 16; i += 64) fetch((const char*)next->values[column] + i);
 }
 
-static void scores_of_tile(const Tile& t, const Tile* next, const Gathered& g, int16_t* copy) {
-  const int width = query_width(t.hd);
-  const uint16_t* q = (const uint16_t*)g.q;
-  for (int c = 0; c < t.columns; c++) {
-    fetch_keys(next, c);
-    int64_t stride;
-    const int16_t* keys = whole_keys(t, c, copy, &stride);
-    for (int r = 0; r < g.n; r += TILE_ROWS) {
-      const bool last = r && g.n - r < TILE_ROWS;
-      float* s = g.s + r * KEYS + 16 * c;
-      if (last) HR_TILE_ZERO(1);
-      else HR_TILE_ZERO(0);
-      for (int i = 0; i < width; i += GROUP) {
-        HR_TILE_LOAD_ROWS(6, keys + i / 2 * stride, stride * 2);
-        if (last) HR_TILE_LOAD_ROWS(3, q + r * width + i, width * 2);
-        else HR_TILE_LOAD_ROWS(2, q + r * width + i, width * 2);
-        if (last) HR_TILE_ADD(1, 3, 6);
-        else HR_TILE_ADD(0, 2, 6);
-      }
-      if (last) HR_TILE_STORE_ROWS(1, s, KEYS * 4);
-      else HR_TILE_STORE_ROWS(0, s, KEYS * 4);
-    }
-  }
-}
-
-static void values_of_tile(const Tile& t, const Tile* next, const Gathered& g, int16_t* copy) {
-  const uint16_t* w = (const uint16_t*)g.w;
-  const int16_t* values[KEYS / 16];
-  for (int c = 0; c < t.columns; c++) {
-    values[c] = known_values(t, c, copy);
-  }
+// Sums of products of queries and keys, as integers where scores will be.
+static void scores_of_bytes(const Tile& t, const Tile* next, const Gathered& g) {
+  const int features = features_of(t.hd);
+  const int8_t* q = (const int8_t*)g.q;
+  const int64_t stride = t.key_stride * 2, part = features / 4 * stride;
   for (int r = 0; r < g.n; r += TILE_ROWS) {
-    const bool last = r && g.n - r < TILE_ROWS;
-    for (int i = 0; i < t.hd; i += 16) {
-      float* o = g.o + (int64_t)r * t.hd + i;
-      if (r == 0) fetch_values(next, i / 16 * 4, 4);
-      if (last) HR_TILE_LOAD_ROWS(1, o, t.hd * 4);
-      else HR_TILE_LOAD_ROWS(0, o, t.hd * 4);
-      for (int c = 0; c < t.columns; c++) {
-        HR_TILE_LOAD_ROWS(7, values[c] + 2 * i, t.hd * 4);
-        if (last) HR_TILE_LOAD_ROWS(5, w + r * KEYS + 16 * c, KEYS * 2);
-        else HR_TILE_LOAD_ROWS(4, w + r * KEYS + 16 * c, KEYS * 2);
-        if (last) HR_TILE_ADD(1, 5, 7);
-        else HR_TILE_ADD(0, 4, 7);
+    float* s = g.s + r * KEYS;
+    auto at = [&](int c, int i) { return (const char*)t.keys[c] + i / features * part; };
+    HR_TILE_ZERO(0);
+    HR_TILE_ZERO(1);
+    HR_TILE_ZERO(2);
+    HR_TILE_ZERO(3);
+    for (int i = 0; i < t.hd; i += features) {
+      HR_TILE_LOAD_ROWS(4, q + r * t.hd + i, t.hd);
+      HR_TILE_LOAD_ROWS(5, at(0, i), stride);
+      HR_TILE_SCORE(0, 4, 5);
+      if (t.columns > 1) {
+        HR_TILE_LOAD_ROWS(5, at(1, i), stride);
+        HR_TILE_SCORE(1, 4, 5);
       }
-      if (last) HR_TILE_STORE_ROWS(1, o, t.hd * 4);
-      else HR_TILE_STORE_ROWS(0, o, t.hd * 4);
+      if (t.columns > 2) {
+        HR_TILE_LOAD_ROWS(5, at(2, i), stride);
+        HR_TILE_SCORE(2, 4, 5);
+      }
+      if (t.columns > 3) {
+        HR_TILE_LOAD_ROWS(5, at(3, i), stride);
+        HR_TILE_SCORE(3, 4, 5);
+      }
     }
+    if (r == 0)
+      for (int c = 0; next && c < next->columns; c++) fetch_keys(next, c);
+    HR_TILE_STORE_ROWS(0, s, KEYS * 4);
+    HR_TILE_STORE_ROWS(1, s + 16, KEYS * 4);
+    HR_TILE_STORE_ROWS(2, s + 32, KEYS * 4);
+    HR_TILE_STORE_ROWS(3, s + 48, KEYS * 4);
   }
 }
 
-// `soften` of attention.h, with the weights as bfloat16 and without a scale of their own; what was gathered is made ready for more.
-static void soften_tile(const Tile& t, const Tile* next, int tile, int window, float cap, Gathered& g) {
-  float tops[QUERIES + 16];
-  V scale[KEYS / 16], weight[KEYS / 16];
-  for (int c = 0; c < t.columns; c++) {
-    scale[c] = load(t.key_scales[c]);
-    weight[c] = load(t.value_scales[c]);
+// The largest lanes of 16 vectors: lane i is that of the i-th.
+static inline V largest_of_each(const V* rows) {
+  __m512 a[8], b[4], c[2];
+  for (int i = 0; i < 8; i++)
+    a[i] = _mm512_max_ps(_mm512_unpacklo_ps(rows[i].x, rows[i + 8].x), _mm512_unpackhi_ps(rows[i].x, rows[i + 8].x));
+  for (int i = 0; i < 4; i++) b[i] = _mm512_max_ps(_mm512_unpacklo_ps(a[i], a[i + 4]), _mm512_unpackhi_ps(a[i], a[i + 4]));
+  for (int i = 0; i < 2; i++)
+    c[i] = _mm512_max_ps(_mm512_shuffle_f32x4(b[i], b[i + 2], 0x44), _mm512_shuffle_f32x4(b[i], b[i + 2], 0xee));
+  const __m512 all = _mm512_max_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
+  const __m512i order = _mm512_setr_epi32(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
+  return {_mm512_permutexvar_ps(order, all)};
+}
+// Of n rows, in passes of 16; what `rows` and `largest` have behind them is written too.
+static inline void largest_of_rows(V* rows, int n, V none, float* most) {
+  if (n <= 4) {
+    for (int r = 0; r < n; r++) most[r] = largest(rows[r]);
+    return;
+  }
+  for (int r = n; r % 16; r++) rows[r] = none;
+  for (int r = 0; r < n; r += 16) store(most + r, largest_of_each(rows + r));
+}
+
+// `soften` of attention.h, with weights of 8 bits.
+static void soften_bytes(const Tile& t, const Tile* next, int tile, int window, float cap, Gathered& g) {
+  V rows[QUERIES + 16];
+  float most[QUERIES + 16];
+  V key_scale[KEYS / 16], value_scale[KEYS / 16];
+  Bad bad;
+  for (int c = 0; c < KEYS / 16; c++) {
+    key_scale[c] = c < t.columns ? load(t.key_scales[c]) : zero();
+    value_scale[c] = c < t.columns ? load(t.value_scales[c]) : zero();
+    watch(bad, sub(value_scale[c], value_scale[c]));
   }
   for (int r = 0; r < g.n; r++) {
     float* s = g.s + r * KEYS;
     const Seen seen = seen_by(t, tile, window, g.positions[r]);
     V top = set1(LEAST);
     for (int c = 0; c < t.columns; c++) {
-      V v = mul(mul(load(s + 16 * c), scale[c]), set1(g.q_scale[r]));
+      V v = mul(mul(to_float(I{_mm512_loadu_si512(s + 16 * c)}), key_scale[c]), set1(g.q_scale[r]));
       if (cap > 0) v = mul(tanh(mul(v, set1(1.0f / cap))), set1(cap * LOG2_E));
       if (!seen.whole) v = keep(v, seen.first - 16 * c, seen.end - 16 * c, -INFINITY);
       store(s + 16 * c, v);
       top = max(top, v);
     }
-    tops[r] = largest(top);
+    rows[r] = top;
   }
-  raise_tops(g, tops);
+  largest_of_rows(rows, g.n, set1(LEAST), most);
+  raise_tops(g, most);
   for (int r = 0; r < g.n; r++) {
-    float *s = g.s + r * KEYS, *total = g.total + 16 * r, *o = g.o + (int64_t)r * t.hd;
+    float *s = g.s + r * KEYS, *total = g.total + 16 * r;
     const Seen seen = seen_by(t, tile, window, g.positions[r]);
-    const V top = set1(g.top[r]), again = set1(g.again[r]);
+    const V top = set1(g.top[r]);
     V v[KEYS / 16];
     for (int c = 0; c < KEYS / 16; c++) v[c] = c < t.columns ? sub(load(s + 16 * c), top) : set1(LEAST);
     powers_of_2<KEYS / 16>(v);
-    V all = mul(load(total), again);
-    for (int c = 0; c < t.columns; c++) {
+    V all = mul(load(total), set1(g.again[r])), heaviest = zero();
+    for (int c = 0; c < KEYS / 16; c++) {
       // A score that is no number makes the sum none.
-      all = add(all, v[c]);
-      v[c] = mul(v[c], weight[c]);
+      if (c < t.columns) all = add(all, v[c]);
+      v[c] = mul(v[c], value_scale[c]);
       if (!seen.whole) v[c] = keep(v[c], seen.first - 16 * c, seen.end - 16 * c, 0.0f);
+      // And so does the scale of a value.
+      if (any(bad)) all = fma(v[c], zero(), all);
+      store(s + 16 * c, v[c]);
+      heaviest = max(heaviest, v[c]);
     }
     store(total, all);
-    if (r < 4) fetch_values(next, 16 + 4 * r, 4);
-    for (int c = 0; c < t.columns; c++) _mm256_storeu_si256((__m256i*)(g.w + r * KEYS + 16 * c), (__m256i)_mm512_cvtneps_pbh(v[c].x));
-    for (int i = 0; i < t.hd; i += 16) store(o + i, mul(load(o + i), again));
+    rows[r] = heaviest;
+    if (r < KEYS / 16) fetch_values(next, r);
+  }
+  largest_of_rows(rows, g.n, zero(), most);
+  for (int r = 0; r < g.n; r += 16) {
+    const V heaviest = max(load(most + r), set1(1e-30f));
+    store(g.w_scale + r, mul(heaviest, set1(1.0f / HEAVIEST)));
+    store(most + r, div(set1(HEAVIEST), heaviest));
+  }
+  uint8_t* w = (uint8_t*)g.w;
+  for (int r = 0; r < g.n; r++, w += KEYS) {
+    const V by = set1(most[r]);
+    for (int c = 0; c < KEYS / 16; c++)
+      _mm_storeu_si128((__m128i*)(w + 16 * c), _mm512_cvtusepi32_epi8(to_int(mul(load(g.s + r * KEYS + 16 * c), by)).x));
   }
 }
 
-static void attend_tile(const HrOp& op, int tile, const Tile& t, const Tile* next, Gathered& g) {
+// Adds 16 n features from `feature` on of the rows' values, weighed, to what was gathered.
+template <int N>
+static void add_values(const Tile& t, const Gathered& g, int row, int feature) {
+  alignas(64) int32_t sums[N][TILE_FLOATS];
+  const uint8_t* w = (const uint8_t*)g.w + row * KEYS;
+  HR_TILE_ZERO(0);
+  if (N > 1) HR_TILE_ZERO(1);
+  if (N > 2) HR_TILE_ZERO(2);
+  if (N > 3) HR_TILE_ZERO(3);
+  for (int c = 0; c < t.columns; c++) {
+    const char* values = (const char*)t.values[c] + 4 * feature;
+    HR_TILE_LOAD_ROWS(6, w + 16 * c, KEYS);
+    HR_TILE_LOAD_ROWS(7, values, t.hd * 4);
+    HR_TILE_VALUE(0, 6, 7);
+    if (N > 1) {
+      HR_TILE_LOAD_ROWS(7, values + 64, t.hd * 4);
+      HR_TILE_VALUE(1, 6, 7);
+    }
+    if (N > 2) {
+      HR_TILE_LOAD_ROWS(7, values + 128, t.hd * 4);
+      HR_TILE_VALUE(2, 6, 7);
+    }
+    if (N > 3) {
+      HR_TILE_LOAD_ROWS(7, values + 192, t.hd * 4);
+      HR_TILE_VALUE(3, 6, 7);
+    }
+  }
+  HR_TILE_STORE(0, sums[0]);
+  if (N > 1) HR_TILE_STORE(1, sums[1]);
+  if (N > 2) HR_TILE_STORE(2, sums[2]);
+  if (N > 3) HR_TILE_STORE(3, sums[3]);
+  for (int r = row; r < std::min(g.n, row + TILE_ROWS); r++) {
+    float* o = g.o + (int64_t)r * t.hd + feature;
+    const V scale = set1(g.w_scale[r]), again = set1(g.again[r]);
+#pragma GCC unroll 4
+    for (int i = 0; i < N; i++) {
+      const I sum{_mm512_load_si512(sums[i] + 16 * (r - row))};
+      store(o + 16 * i, fma(to_float(sum), scale, mul(load(o + 16 * i), again)));
+    }
+  }
+}
+
+static void values_of_bytes(const Tile& t, const Gathered& g) {
+  for (int r = 0; r < g.n; r += TILE_ROWS) {
+    int i = 0;
+    for (; i + 64 <= t.hd; i += 64) add_values<4>(t, g, r, i);
+    if (t.hd - i == 48) add_values<3>(t, g, r, i);
+    else if (t.hd - i == 32) add_values<2>(t, g, r, i);
+    else if (t.hd - i == 16) add_values<1>(t, g, r, i);
+  }
+}
+
+static void attend_bytes(const HrOp& op, int tile, const Tile& t, const Tile* next, Gathered& g) {
   for (int c = 0; next && c < next->columns; c++) fetch(next->key_scales[c]), fetch(next->value_scales[c]);
-  int16_t copy[16 * 512];
-  scores_of_tile(t, next, g, copy);
-  soften_tile(t, next, tile, op.window, op.f1, g);
-  values_of_tile(t, next, g, copy);
+  scores_of_bytes(t, next, g);
+  soften_bytes(t, next, tile, op.window, op.f1, g);
+  values_of_bytes(t, g);
 }
 
 }  // namespace HR_ISA

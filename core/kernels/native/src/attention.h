@@ -1,12 +1,10 @@
 // Attention over the paged cache, with a running softmax over tiles of keys.
 //
 // Queries, keys, values and weights are 16-bit integers with a scale for each row of them: one instruction multiplies two
-// pairs, twice what it does for floats, and nothing has to be converted on the way. A sum over a tile is exact.
+// pairs, twice what it does for floats, and nothing has to be converted on the way. A sum over a tile is exact. (Of 8 bits:
+// attend_tiles.h.)
 #pragma once
 #include "rows.h"
-#if defined(HR_TILES)
-#include "tiles.h"
-#endif
 
 namespace HR_ISA {
 
@@ -28,7 +26,7 @@ struct Tile {
 struct Gathered {
   int n;                             // queries
   const int* positions;              // [n]
-  int16_t *q, *w;                    // [n, query_width(hd)]; [n, KEYS], the weights of a tile's values
+  int16_t *q, *w;                    // [n, hd]; [n, KEYS], the weights of a tile's values
   float *o, *s;                      // [n, hd]; [n, KEYS]
   float *q_scale, *w_scale, *again;  // [n]; again: what is left of `o` when a tile is added
   float *top, *total;                // [n], [n, 16]: the sum of weights is that of the lanes
@@ -239,29 +237,15 @@ static Tile cached_tile(const Run& run, const HrOp& op, int seq, int kv_head, in
   Tile t{{}, {}, {}, {}, 2 * c.block_size, (num_keys + 15) / 16, num_keys, op.inner};
   for (int i = 0; i < t.columns; i++) {
     int position = tile + 16 * i, slot = position % c.block_size;
-    int16_t* keys = c.data + table[position / c.block_size] * c.block_stride + op.layer * c.layer_stride + kv_head * c.head_stride;
-    int16_t* values = keys + c.value_offset;
-    t.keys[i] = keys + 2 * slot;
-    t.values[i] = values + slot * op.inner;
+    char* keys = c.data + table[position / c.block_size] * c.block_stride + op.layer * c.layer_stride + kv_head * c.head_stride;
+    char* values = keys + c.value_offset;
+    t.keys[i] = (const int16_t*)(keys + 4 * slot);
+    t.values[i] = (const int16_t*)(values + slot * op.inner * c.bits / 8);
     t.key_scales[i] = scales_at(c, op.inner, keys) + slot;
     t.value_scales[i] = scales_at(c, op.inner, values) + slot;
   }
   return t;
 }
-
-#if defined(HR_TILES)
-// Queries as bfloat16, the features up to a multiple of 32.
-static inline int query_width(int hd) { return (hd + GROUP - 1) / GROUP * GROUP; }
-static inline float query_of(const float* x, int hd, int16_t* to) {
-  for (int i = 0; i < hd; i += GROUP)
-    _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(i + 16 < hd ? load(x + i + 16).x : zero().x, load(x + i).x));
-  return 1.0f;
-}
-static void set_attention_tiles(int n);
-static void attend_tile(const HrOp& op, int tile, const Tile& t, const Tile* next, Gathered& g);
-#else
-static inline int query_width(int hd) { return hd; }
-static inline float query_of(const float* x, int hd, int16_t* to) { return shorts_of(x, hd, to); }
 
 // next: what comes after this tile; null where nothing does.
 static void attend_tile(const HrOp& op, int tile, const Tile& t, const Tile* next, Gathered& g) {
@@ -274,6 +258,12 @@ static void attend_tile(const HrOp& op, int tile, const Tile& t, const Tile* nex
   HR_BY_ROWS(HR_VALUES, g.n);
 #undef HR_VALUES
 }
+
+#if defined(HR_TILES)
+static float query_bytes(float* q, int hd, int16_t* to);
+static void set_attention_tiles(int hd, int n);
+static inline void release_tiles();
+static void attend_bytes(const HrOp& op, int tile, const Tile& t, const Tile* next, Gathered& g);
 #endif
 
 // Tiles that some rows of a unit look at together: its i-th of n rows, at keys [from, to) of that row's sequence.
@@ -314,15 +304,25 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int fi
   float top[QUERIES + 16], total[QUERIES * 16], q_scale[QUERIES], w_scale[QUERIES + 16], again[QUERIES + 16];
   int positions[QUERIES];
   float *o = (float*)(((uintptr_t)scratch + 63) / 64 * 64), *s = o + QUERIES * hd;
-  const int width = query_width(hd);
-  int16_t *q = (int16_t*)(s + QUERIES * KEYS), *w = q + QUERIES * width;
+  int16_t *q = (int16_t*)(s + QUERIES * KEYS), *w = q + QUERIES * hd;
   const HrBuffer& query = run.program->buffers[op.a.buf];
+#if defined(HR_TILES)
+  const bool bytes = run.program->cache.bits == 8;
+  const int width = bytes ? hd / 2 : hd;
+#else
+  const int width = hd;
+#endif
   for (int r = 0; r < all; r++) {
     int head = (first_head + r / n) * heads + r % n % heads;
     const int row = run.rows[unit.first + r % n / heads];
-    const float* from = query.data + row * query.stride + op.a.off + head * hd;
+    float* from = query.data + row * query.stride + op.a.off + head * hd;
     positions[r] = run.step->positions[row];
-    q_scale[r] = query_of(from, hd, q + r * width) * (op.f1 > 0 ? op.f0 : op.f0 * LOG2_E);
+#if defined(HR_TILES)
+    q_scale[r] = bytes ? query_bytes(from, hd, q + r * width) : shorts_of(from, hd, q + r * width);
+#else
+    q_scale[r] = shorts_of(from, hd, q + r * width);
+#endif
+    q_scale[r] *= op.f1 > 0 ? op.f0 : op.f0 * LOG2_E;
     std::memset(o + r * hd, 0, (size_t)hd * 4);
     top[r] = LEAST;
     store(total + 16 * r, zero());
@@ -336,7 +336,7 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int fi
   for (int which = 0; which < spans; which++) {
     const Span span = span_of(run, op, unit, which);
 #if defined(HR_TILES)
-    set_attention_tiles(span.n * heads);
+    if (bytes) set_attention_tiles(hd, span.n * heads);
 #endif
     for (int tile = span.from; tile < span.to; tile += KEYS) {
       for (int h = first_head; h < end_head; h++) {
@@ -346,12 +346,18 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int fi
         else if (tile + KEYS < span.to) next = tile_of(run, op, span, first_head, tile + KEYS);
         else if (which + 1 < spans) next = tile_of(run, op, span_of(run, op, unit, which + 1), first_head, unit.shared);
         else next = following;
+#if defined(HR_TILES)
+        if (bytes) {
+          attend_bytes(op, tile, t, &next, g);
+          continue;
+        }
+#endif
         attend_tile(op, tile, t, &next, g);
       }
     }
   }
 #if defined(HR_TILES)
-  release_tiles();
+  if (bytes) release_tiles();
 #endif
   for (int h = first_head; h < end_head; h++) {
     Gathered g = gathered(h, {0, n / heads, 0, 0, 0});

@@ -145,7 +145,7 @@ void plan_cache(Engine& e, const HrStep& step) {
   constexpr int64_t MOST_BYTES = 8 << 20;
   const HrCache& c = e.program.cache;
   e.blocks.clear();
-  const size_t most = c.block_stride ? (size_t)(MOST_BYTES / (c.block_stride * 2)) : 0;
+  const size_t most = c.block_stride ? (size_t)(MOST_BYTES / c.block_stride) : 0;
   const int32_t *table = nullptr, *before = nullptr;
   int num_blocks = 0, num_before = 0;
   for (int32_t row : e.rows) {
@@ -301,7 +301,7 @@ namespace {
 #if defined(HR_HAS_AMX)
 // Whether the processor has tiles of bfloat16, the system keeps them for this process, and there is what goes with them.
 bool has_tiles() {
-  uint32_t a, b, c, d, wanted = 1u << 22 | 1u << 23 | 1u << 24;  // AMX-BF16, AVX512-FP16, AMX-TILE
+  uint32_t a, b, c, d, wanted = 1u << 22 | 1u << 23 | 1u << 24 | 1u << 25;  // AMX-BF16, AVX512-FP16, AMX-TILE, -INT8
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & wanted) != wanted || !(c & 1u << 1)) return false;  // AVX512-VBMI
   if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & 1u << 5)) return false;  // AVX512-BF16
   constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;

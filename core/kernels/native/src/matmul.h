@@ -28,8 +28,8 @@ static CacheAhead cache_ahead(const Run& run, const HrOp& op, float from, float 
     part = share.from + (share.to - share.from) * part;
     return run.blocks + std::min((int)(part * (float)run.num_blocks), run.num_blocks);
   };
-  ahead.layer = (const char*)(c.data + share.layer * c.layer_stride);
-  ahead.block_bytes = c.block_stride * 2;
+  ahead.layer = c.data + share.layer * c.layer_stride;
+  ahead.block_bytes = c.block_stride;
   ahead.next = block_of(from);
   ahead.end = block_of(to);
   const int64_t lines = (ahead.end - ahead.next) * ahead.block_bytes / 64;

@@ -193,37 +193,83 @@ static inline float shorts_of(const float* x, int n, int16_t* to) {
   return size / SHORT_NORM;
 }
 
-// The scales of a block's keys or values, which begin at `at`.
-static inline float* scales_at(const HrCache& c, int hd, int16_t* at) { return (float*)(at + (int64_t)c.block_size * hd); }
+// A head's keys, or values, of a block begin at `at`: where their scales are.
+static inline float* scales_at(const HrCache& c, int hd, char* at) { return (float*)(at + (int64_t)c.block_size * hd * c.bits / 8); }
 
 // A key, and a value, into their slot of a block: `at` is where a head's keys, or values, begin there. The scale is returned.
-#if defined(HR_TILES)
-static inline float put_key(const HrCache& c, const float* k, int hd, int slot, int16_t* at) {
-  uint16_t halves[512];
-  for (int i = 0; i < hd; i += 16) _mm256_storeu_si256((__m256i*)(halves + i), (__m256i)_mm512_cvtneps_pbh(load(k + i).x));
-  for (int i = 0; i < hd; i += 2) std::memcpy(at + i * c.block_size + 2 * slot, halves + i, 4);
-  return 1.0f;
-}
-static inline float put_value(const float* v, int hd, int slot, int16_t* at) {
-  for (int i = 0; i < hd; i += 16)
-    _mm512_mask_storeu_epi16(at + slot / 2 * 2 * hd + slot % 2 + 2 * i, 0x55555555u,
-                             _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(load(v + i).x)));
-  return 1.0f;
-}
-#else
-static inline float put_key(const HrCache& c, const float* k, int hd, int slot, int16_t* at) {
+static inline float put_key(const HrCache& c, const float* k, int hd, int slot, char* at) {
   int16_t shorts[512];
   const float scale = shorts_of(k, hd, shorts);
-  for (int i = 0; i < hd; i += 2) std::memcpy(at + i * c.block_size + 2 * slot, shorts + i, 4);
+  for (int i = 0; i < hd; i += 2) std::memcpy(at + (i / 2 * c.block_size + slot) * 4, shorts + i, 4);
   return scale;
 }
-static inline float put_value(const float* v, int hd, int slot, int16_t* at) {
+static inline float put_value(const float* v, int hd, int slot, char* at) {
   const float size = largest_of(v, hd);
   const V by = to_shorts(size, SHORT_VALUE);
+  int16_t* to = (int16_t*)at + slot / 2 * 2 * hd + slot % 2;
   // The other slot of the pair may be another thread's.
-  for (int i = 0; i < hd; i += 16) store_apart(at + slot / 2 * 2 * hd + slot % 2 + 2 * i, to_int(mul(load(v + i), by)));
+  for (int i = 0; i < hd; i += 16) store_apart(to + 2 * i, to_int(mul(load(v + i), by)));
   return size / SHORT_VALUE;
 }
+
+#if defined(HR_TILES)
+
+// Integers of 8 bits, of which the largest of a row is 127.
+constexpr float BYTE = 127.0f;
+
+// Turns n features, in runs as long as n has factors of 2, by a Hadamard matrix: what one of them had in a row spreads over
+// all of its run, and products of two rows that were both turned stay what they were. A few features of a key are often many times
+// as large as the others, which would leave these few of 8 bits.
+static inline void spread(float* x, int n) {
+  const int run = n & -n;
+  const V by = set1(1.0f / std::sqrt((float)run));
+  for (int i = 0; i < n; i += 16) {
+    __m512 v = mul(load(x + i), by).x;
+    auto add_swapped = [&](__m512 swapped, uint16_t negative) __attribute__((always_inline)) {
+      const __m512i signs = _mm512_maskz_set1_epi32(negative, INT32_MIN);
+      v = _mm512_add_ps(swapped, _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(v), signs)));
+    };
+    add_swapped(_mm512_permute_ps(v, 0xb1), 0xaaaa);
+    add_swapped(_mm512_permute_ps(v, 0x4e), 0xcccc);
+    add_swapped(_mm512_shuffle_f32x4(v, v, 0xb1), 0xf0f0);
+    add_swapped(_mm512_shuffle_f32x4(v, v, 0x4e), 0xff00);
+    store(x + i, {v});
+  }
+  for (int apart = 16; apart < run; apart *= 2)
+    for (int i = 0; i < n; i += 16) {
+      if (i & apart) continue;
+      const V a = load(x + i), b = load(x + i + apart);
+      store(x + i, add(a, b));
+      store(x + i + apart, sub(a, b));
+    }
+}
+
+static inline float bytes_of(const float* x, int n, int8_t* to) {
+  const float size = largest_of(x, n);
+  const V by = to_shorts(size, BYTE);
+  for (int i = 0; i < n; i += 16) store_bytes(to + i, to_int(mul(load(x + i), by)));
+  return size / BYTE;
+}
+// `k` is turned in place.
+static inline float put_key_bytes(const HrCache& c, float* k, int hd, int slot, char* at) {
+  int8_t bytes[512];
+  spread(k, hd);
+  const float scale = bytes_of(k, hd, bytes);
+  for (int i = 0; i < hd; i += 4) std::memcpy(at + (i / 4 * c.block_size + slot) * 4, bytes + i, 4);
+  return scale;
+}
+static inline float put_value_bytes(const float* v, int hd, int slot, char* at) {
+  int8_t bytes[512];
+  const float scale = bytes_of(v, hd, bytes);
+  char* to = at + slot / 4 * 4 * hd + slot % 4;
+  // Of four slots the others may be another thread's.
+  for (int i = 0; i < hd; i += 16) {
+    const __m512i apart = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(bytes + i)));
+    _mm512_mask_storeu_epi8(to + 4 * i, 0x1111111111111111ull, apart);
+  }
+  return scale;
+}
+
 #endif
 
 static void store_kv(const Run& run, const HrOp& op, int first, int end) {
@@ -238,14 +284,23 @@ static void store_kv(const Run& run, const HrOp& op, int first, int end) {
       float* query = output(run, op.out, row);
       for (int h = 0; h < op.heads; h++) turn_head(run.program->turns[op.matrix], row, query + h * op.inner);
     }
-    int16_t* at = c.data + block * c.block_stride + op.layer * c.layer_stride;
+    char* at = c.data + block * c.block_stride + op.layer * c.layer_stride;
     for (int h = 0; h < op.kv_heads; h++, at += c.head_stride) {
       float k[512];
       std::memcpy(k, key.row(row) + h * op.inner, (size_t)op.inner * 4);
       if (op.freq >= 0) turn_head(run.program->turns[op.freq], row, k);
-      int16_t* values = at + c.value_offset;
-      scales_at(c, op.inner, at)[slot] = put_key(c, k, op.inner, slot, at);
-      scales_at(c, op.inner, values)[slot] = put_value(value.row(row) + h * op.inner, op.inner, slot, values);
+      char* values = at + c.value_offset;
+      const float* v = value.row(row) + h * op.inner;
+      float &key_scale = scales_at(c, op.inner, at)[slot], &value_scale = scales_at(c, op.inner, values)[slot];
+#if defined(HR_TILES)
+      if (c.bits == 8) {
+        key_scale = put_key_bytes(c, k, op.inner, slot, at);
+        value_scale = put_value_bytes(v, op.inner, slot, values);
+        continue;
+      }
+#endif
+      key_scale = put_key(c, k, op.inner, slot, at);
+      value_scale = put_value(v, op.inner, slot, values);
     }
   }
 }
