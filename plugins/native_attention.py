@@ -99,7 +99,7 @@ class NativeAttention(Sdpa):
             found = (rows * by[..., None]).nan_to_num().round().to(kv.dtype)
             scales[plan.blocks, :, plan.offsets] = size / whole
             if i == 0:
-                numbers[plan.blocks, :, :, plan.offsets] = found.unflatten(-1, (-1, n))
+                numbers[plan.blocks, :, :, plan.offsets] = found.reshape(*found.shape[:-1], -1, n)
             else:
                 numbers[plan.blocks, :, plan.offsets // n, :, plan.offsets % n] = found
 
@@ -132,7 +132,7 @@ class NativeAttention(Sdpa):
         flat = kv[:, which].flatten(-2)
         integers, scales = flat[..., : block_size * head_dim], flat[..., block_size * head_dim :].view(torch.float32)
         shape = (head_dim // n, block_size, n) if which == 0 else (block_size // n, head_dim, n)
-        return integers.unflatten(-1, shape), scales
+        return integers.reshape(*integers.shape[:-1], *shape), scales
 
 
 def turned(x: Tensor) -> Tensor:
@@ -143,9 +143,10 @@ def turned(x: Tensor) -> Tensor:
     import torch
 
     run = x.shape[-1] & -x.shape[-1]
-    found, apart = x * run**-0.5, 1
+    found: Tensor = x * run**-0.5
+    apart = 1
     while apart < run:
-        a, b = found.unflatten(-1, (-1, 2, apart)).unbind(-2)
+        a, b = found.reshape(*x.shape[:-1], -1, 2, apart).unbind(-2)
         found = torch.stack((a + b, a - b), -2).flatten(-3)
         apart *= 2
     return found
