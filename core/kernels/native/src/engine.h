@@ -53,7 +53,7 @@ struct Dialect {
   int64_t (*multiply)(int64_t rounds);        // products in registers alone; how many
   void (*divisors)(const HrMatrix&, float*);  // see Run::divisors_of; one for each block
   int (*scratch)(const HrMatrix&);            // floats that a thread needs beside its rows
-  int few_items;                              // of a thread, of a product of few rows
+  int few_items, many_items;                  // of a thread, of a product of few rows, and of 16 or more
 };
 
 extern const Dialect hr_portable;
