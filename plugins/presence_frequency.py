@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-import torch
+import numpy as np
 from msgspec import Meta, Struct
 from torch import Tensor
 
@@ -31,22 +31,20 @@ class PresenceFrequency:
 
     def __init__(self, context: Context, options: None) -> None:
         assert context.sampling is not None
-        self._presences = torch.zeros(context.sampling.num_slots, device=context.sampling.device)
-        self._frequencies = torch.zeros_like(self._presences)
+        self._params = [Params()] * context.sampling.num_slots
 
     def admit(self, slot: int, params: Params, admitted: Admit) -> bool:
-        self._presences[slot] = params.presence
-        self._frequencies[slot] = params.frequency
+        self._params[slot] = params
         return params.presence != 0 or params.frequency != 0
 
     def apply(self, logits: Tensor, rows: Rows) -> Tensor:
-        drawn = [rows.history.output_counts(slot) for slot in rows.slots]
-        places = torch.cat([ids + row * logits.shape[1] for row, (ids, _) in enumerate(drawn)])
-        counts = torch.cat([counts for _, counts in drawn])
-        lengths = torch.tensor([len(ids) for ids, _ in drawn], device=logits.device)
-        frequencies = self._frequencies[rows.slots].repeat_interleave(lengths)
-        presences = self._presences[rows.slots].repeat_interleave(lengths)
-        logits.view(-1)[places] -= counts * frequencies + presences
+        for row, slot in zip(logits, rows.slots, strict=True):
+            (ids, counts), params = rows.history.output_counts(slot), self._params[slot]
+            if row.device.type == "cpu":
+                # Of a few hundred numbers numpy makes less ado, and does not give the interpreter away in between.
+                row.numpy()[ids.numpy()] -= counts.numpy() * np.float32(params.frequency) + np.float32(params.presence)
+            else:
+                row[ids] -= counts * params.frequency + params.presence
         return logits
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
+import numpy as np
 import torch
 from msgspec import Meta, Struct
 from torch import Tensor
@@ -28,20 +29,23 @@ class Repetition:
 
     def __init__(self, context: Context, options: None) -> None:
         assert context.sampling is not None
-        self._penalties = torch.ones(context.sampling.num_slots, device=context.sampling.device)
+        self._penalties = [1.0] * context.sampling.num_slots
 
     def admit(self, slot: int, params: Params, admitted: Admit) -> bool:
         self._penalties[slot] = params.penalty
         return params.penalty != 1
 
     def apply(self, logits: Tensor, rows: Rows) -> Tensor:
-        seen = [rows.history.seen(slot) for slot in rows.slots]
-        places = torch.cat([ids + row * logits.shape[1] for row, ids in enumerate(seen)])
-        lengths = torch.tensor([len(ids) for ids in seen], device=logits.device)
-        penalties = self._penalties[rows.slots].repeat_interleave(lengths)
-        flat = logits.view(-1)
-        values = flat[places]
-        flat[places] = torch.where(values < 0, values * penalties, values / penalties)
+        for row, slot in zip(logits, rows.slots, strict=True):
+            seen, penalty = rows.history.seen(slot), self._penalties[slot]
+            if row.device.type == "cpu":
+                # Of a few hundred numbers numpy makes less ado, and does not give the interpreter away in between.
+                numbers, ids = row.numpy(), seen.numpy()
+                values = numbers[ids]
+                numbers[ids] = np.where(values < 0, values * penalty, values / penalty)
+            else:
+                values = row[seen]
+                row[seen] = torch.where(values < 0, values * penalty, values / penalty)
         return logits
 
 
