@@ -113,65 +113,100 @@ static inline void largest_of_rows(V* rows, int n, V none, float* most) {
   for (int r = 0; r < n; r += 16) store(most + r, largest_of_each(rows + r));
 }
 
+// The scales of a tile's keys and values, 0 where it has none, and whether any of the values' is no finite number.
+struct Scales {
+  V key[KEYS / 16], value[KEYS / 16];
+  bool odd;
+  explicit Scales(const Tile& t) {
+    Bad bad;
+    for (int c = 0; c < KEYS / 16; c++) {
+      key[c] = c < t.columns ? load(t.key_scales[c]) : zero();
+      value[c] = c < t.columns ? load(t.value_scales[c]) : zero();
+      watch(bad, sub(value[c], value[c]));
+    }
+    odd = any(bad);
+  }
+};
+
+// The scores of a row's products, and the largest in each lane. WHOLE: of a row that sees all of a whole tile.
+template <bool WHOLE>
+HR_INLINE V scores_of_row(float* s, const Scales& scales, float q_scale, float cap, const Seen& seen, int columns) {
+  V top = set1(LEAST);
+  const V by = set1(q_scale);
+#pragma GCC unroll 4
+  for (int c = 0; c < KEYS / 16; c++) {
+    if (!WHOLE && c >= columns) break;
+    V v = mul(mul(to_float(I{_mm512_loadu_si512(s + 16 * c)}), scales.key[c]), by);
+    if (cap > 0) v = mul(tanh(mul(v, set1(1.0f / cap))), set1(cap * LOG2_E));
+    if (!WHOLE) v = keep(v, seen.first - 16 * c, seen.end - 16 * c, -INFINITY);
+    store(s + 16 * c, v);
+    top = max(top, v);
+  }
+  return top;
+}
+
+// And its weights, times their values' scales: the largest in each lane. total: of the weights so far.
+template <bool WHOLE>
+HR_INLINE V weights_of_row(float* s, const Scales& scales, V top, V* total, const Seen& seen, int columns) {
+  V v[KEYS / 16], all = *total, heaviest = zero();
+#pragma GCC unroll 4
+  for (int c = 0; c < KEYS / 16; c++) v[c] = WHOLE || c < columns ? sub(load(s + 16 * c), top) : set1(LEAST);
+  powers_of_2<KEYS / 16>(v);
+#pragma GCC unroll 4
+  for (int c = 0; c < KEYS / 16; c++) {
+    // A score that is no number makes the sum none.
+    if (WHOLE || c < columns) all = add(all, v[c]);
+    v[c] = mul(v[c], scales.value[c]);
+    if (!WHOLE) {
+      v[c] = keep(v[c], seen.first - 16 * c, seen.end - 16 * c, 0.0f);
+      // And so does the scale of a value.
+      if (scales.odd) all = fma(v[c], zero(), all);
+    }
+    store(s + 16 * c, v[c]);
+    heaviest = max(heaviest, v[c]);
+  }
+  *total = all;
+  return heaviest;
+}
+
 // `soften` of attention.h, with weights of 8 bits.
 static void soften_bytes(const Tile& t, const Tile* next, int tile, int window, float cap, Gathered& g) {
   V rows[QUERIES + 16];
   float most[QUERIES + 16];
-  V key_scale[KEYS / 16], value_scale[KEYS / 16];
-  Bad bad;
-  for (int c = 0; c < KEYS / 16; c++) {
-    key_scale[c] = c < t.columns ? load(t.key_scales[c]) : zero();
-    value_scale[c] = c < t.columns ? load(t.value_scales[c]) : zero();
-    watch(bad, sub(value_scale[c], value_scale[c]));
-  }
-  for (int r = 0; r < g.n; r++) {
+  const Scales scales(t);
+  const int columns = t.columns, n = g.n;
+  const bool whole = columns == KEYS / 16 && !scales.odd;
+  for (int r = 0; r < n; r++) {
     float* s = g.s + r * KEYS;
     const Seen seen = seen_by(t, tile, window, g.positions[r]);
-    V top = set1(LEAST);
-    for (int c = 0; c < t.columns; c++) {
-      V v = mul(mul(to_float(I{_mm512_loadu_si512(s + 16 * c)}), key_scale[c]), set1(g.q_scale[r]));
-      if (cap > 0) v = mul(tanh(mul(v, set1(1.0f / cap))), set1(cap * LOG2_E));
-      if (!seen.whole) v = keep(v, seen.first - 16 * c, seen.end - 16 * c, -INFINITY);
-      store(s + 16 * c, v);
-      top = max(top, v);
-    }
-    rows[r] = top;
+    rows[r] = whole && seen.whole ? scores_of_row<true>(s, scales, g.q_scale[r], cap, seen, columns)
+                                  : scores_of_row<false>(s, scales, g.q_scale[r], cap, seen, columns);
   }
-  largest_of_rows(rows, g.n, set1(LEAST), most);
+  largest_of_rows(rows, n, set1(LEAST), most);
   raise_tops(g, most);
-  for (int r = 0; r < g.n; r++) {
-    float *s = g.s + r * KEYS, *total = g.total + 16 * r;
+  for (int r = 0; r < n; r++) {
+    float* s = g.s + r * KEYS;
     const Seen seen = seen_by(t, tile, window, g.positions[r]);
     const V top = set1(g.top[r]);
-    V v[KEYS / 16];
-    for (int c = 0; c < KEYS / 16; c++) v[c] = c < t.columns ? sub(load(s + 16 * c), top) : set1(LEAST);
-    powers_of_2<KEYS / 16>(v);
-    V all = mul(load(total), set1(g.again[r])), heaviest = zero();
-    for (int c = 0; c < KEYS / 16; c++) {
-      // A score that is no number makes the sum none.
-      if (c < t.columns) all = add(all, v[c]);
-      v[c] = mul(v[c], value_scale[c]);
-      if (!seen.whole) v[c] = keep(v[c], seen.first - 16 * c, seen.end - 16 * c, 0.0f);
-      // And so does the scale of a value.
-      if (any(bad)) all = fma(v[c], zero(), all);
-      store(s + 16 * c, v[c]);
-      heaviest = max(heaviest, v[c]);
-    }
-    store(total, all);
-    rows[r] = heaviest;
+    V total = mul(load(g.total + 16 * r), set1(g.again[r]));
+    rows[r] = whole && seen.whole ? weights_of_row<true>(s, scales, top, &total, seen, columns)
+                                  : weights_of_row<false>(s, scales, top, &total, seen, columns);
+    store(g.total + 16 * r, total);
     if (r < KEYS / 16) fetch_values(next, r);
   }
-  largest_of_rows(rows, g.n, zero(), most);
-  for (int r = 0; r < g.n; r += 16) {
+  largest_of_rows(rows, n, zero(), most);
+  for (int r = 0; r < n; r += 16) {
     const V heaviest = max(load(most + r), set1(1e-30f));
     store(g.w_scale + r, mul(heaviest, set1(1.0f / HEAVIEST)));
     store(most + r, div(set1(HEAVIEST), heaviest));
   }
   uint8_t* w = (uint8_t*)g.w;
-  for (int r = 0; r < g.n; r++, w += KEYS) {
+  const float* s = g.s;
+  for (int r = 0; r < n; r++, w += KEYS, s += KEYS) {
     const V by = set1(most[r]);
+#pragma GCC unroll 4
     for (int c = 0; c < KEYS / 16; c++)
-      _mm_storeu_si128((__m128i*)(w + 16 * c), _mm512_cvtusepi32_epi8(to_int(mul(load(g.s + r * KEYS + 16 * c), by)).x));
+      _mm_storeu_si128((__m128i*)(w + 16 * c), _mm512_cvtusepi32_epi8(to_int(mul(load(s + 16 * c), by)).x));
   }
 }
 
