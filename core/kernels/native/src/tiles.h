@@ -66,7 +66,7 @@ static inline __m512h in_pairs(__m512i numbers, int first) {
 struct OpenQ4 {
   static constexpr int LINES = 5;
   static inline const uint8_t* at(const uint8_t* block, int group) { return block + (int64_t)group * Q4_BYTES; }
-  static inline void open(const uint8_t* block, int group, uint8_t* to, __m512h by) {
+  HR_INLINE void open(const uint8_t* block, int group, uint8_t* to, __m512h by) {
     const uint8_t* w = at(block, group);
     alignas(64) static constexpr _Float16 numbers[32] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
                                                          0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -87,7 +87,7 @@ struct OpenQ4 {
 struct OpenQ8 {
   static constexpr int LINES = 9;
   static inline const uint8_t* at(const uint8_t* block, int group) { return block + q8_at(group); }
-  static inline void open(const uint8_t* block, int group, uint8_t* to, __m512h by) {
+  HR_INLINE void open(const uint8_t* block, int group, uint8_t* to, __m512h by) {
     const uint8_t* w = at(block, group);
     const __m512i scales = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(block + q8_scales_at(group))));
     const __m512h d = _mm512_mul_ph(in_pairs(scales, 0), by), middle = _mm512_set1_ph((_Float16)1152);
@@ -202,7 +202,7 @@ HR_INLINE void open_group(const Opened<C>& o, int group) {
 
 // Sums of 16 rows, or of two times 16 where TWO, in C blocks. x: the rows' tiles, xs: bytes to the second 16. sums: tiles by row,
 // then by block. OPEN: the weights are not opened yet.
-template <class W, int C, bool TWO, bool OPEN>
+template <class W, int C, bool TWO, bool OPEN, bool MEANWHILE = true>
 static void add_groups(const Opened<C>& o, int groups, const uint8_t* x, int64_t xs, float* sums, CacheAhead& cache, Finish& finish) {
   HR_TILE_ZERO(0);
   if (C > 1) HR_TILE_ZERO(1);
@@ -213,7 +213,7 @@ static void add_groups(const Opened<C>& o, int groups, const uint8_t* x, int64_t
   for (int g = 0; g < groups; g++) {
     cache();
     if (OPEN && g + OPEN_AHEAD < groups) open_group<W, C>(o, g + OPEN_AHEAD);
-    finish.some();
+    if (MEANWHILE) finish.some();
     HR_TILE_LOAD(4, x + g * TILE_BYTES);
     HR_TILE_LOAD(6, o.at(0, g));
     HR_TILE_ADD(0, 4, 6);
@@ -243,6 +243,7 @@ static void sum_blocks(const Product& p, const float* divisors, int block, int r
   const uint8_t* x = (const uint8_t*)tile_row(*p.ints, row, 0);
   const bool two = n > TILE_ROWS;
   if (open && two) add_groups<W, C, true, true>(o, groups, x, xs, sums, *p.cache, finish);
+  else if (open && n <= 4) add_groups<W, C, false, true, false>(o, groups, x, xs, sums, *p.cache, finish);
   else if (open) add_groups<W, C, false, true>(o, groups, x, xs, sums, *p.cache, finish);
   else if (two) add_groups<W, C, true, false>(o, groups, x, xs, sums, *p.cache, finish);
   else add_groups<W, C, false, false>(o, groups, x, xs, sums, *p.cache, finish);
