@@ -21,6 +21,7 @@ from headrace.core.model.load import load
 from headrace.core.opened import Opened
 from headrace.hooks.program import Embed, Head
 from headrace.hooks.protocols import Linear
+from headrace.plugins.native_attention import turned
 from headrace.plugins.sdpa import Plan, Sdpa
 from headrace.plugins.unquantized import Unquantized
 
@@ -64,6 +65,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
         activations: the rows that go into every product, the head's included.
         into: instead of *activations* for some products, by the last part of the weight's name, or `head`.
         keys_values: keys and values, on their way into the cache.
+        queries: on their way to the keys.
+        turns: keys and queries are multiplied with a Hadamard matrix before they are rounded.
         head: the head's weight, once.
         rows: rows of the embedding.
     """
@@ -72,11 +75,13 @@ class Candidate(Struct, frozen=True, kw_only=True):
     activations: Round = as_is
     into: Mapping[str, Round] = {}
     keys_values: Round = as_is
+    queries: Round = as_is
+    turns: bool = False
     head: Round = as_is
     rows: Round = as_is
 
 
-BY_32 = grouped(32)
+BY_32, BY_ROW = grouped(32), grouped(None)
 BF16, FP16 = through(torch.bfloat16), through(torch.float16)
 HEAD_6 = grouped(32, bits=6)
 CANDIDATES = (
@@ -92,6 +97,13 @@ CANDIDATES = (
     Candidate(name="KV: float16", keys_values=FP16),
     Candidate(name="KV: int8, one scale a token and head", keys_values=grouped(None)),
     Candidate(name="KV: int8, groups of 32", keys_values=BY_32),
+    Candidate(name="KV and queries: int8, one scale a token and head", keys_values=BY_ROW, queries=BY_ROW),
+    Candidate(
+        name="KV and queries: int8, one scale a token and head, keys turned",
+        keys_values=BY_ROW,
+        queries=BY_ROW,
+        turns=True,
+    ),
     Candidate(name="head: int8 activations in groups of 32", into={"head": BY_32}),
     Candidate(name="head: 6 bits in groups of 32", head=HEAD_6),
     Candidate(name="embedding rows: float16", rows=FP16),
@@ -116,14 +128,22 @@ class Kept(Unquantized):
 
 
 class Rounding(Sdpa):
-    """The reference attention over a cache that rounds what is written to it."""
+    """The reference attention over a cache that rounds what is written to it, with rounded queries."""
 
-    def __init__(self, keys_values: Round) -> None:
-        self._round = keys_values
+    def __init__(self, candidate: Candidate) -> None:
+        self._keys_values, self._queries = candidate.keys_values, candidate.queries
+        self._turn = turned if candidate.turns else as_is
 
     def write(self, kv: Tensor, key: Tensor, value: Tensor, plan: Plan) -> None:
         """Store rounded keys and values."""
-        super().write(kv, self._round(key), self._round(value), plan)
+        super().write(kv, self._keys_values(self._turn(key)), self._keys_values(value), plan)
+
+    def attend(
+        self, query: Tensor, kv: Tensor, plan: Plan, *, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """Causal attention of rounded queries."""
+        query = self._queries(self._turn(query))
+        return super().attend(query, kv, plan, scale=scale, window=window, softcap=softcap)
 
 
 class Simulator:
@@ -152,7 +172,7 @@ class Simulator:
         heads = {op.weight for op in program.ops if isinstance(op, Head)}
         tensors = {n: candidate.rows(t) if n in rows else t for n, t in self.reference.tensors.items()}
         linears = {name: self._linear(name, candidate, name in heads) for name in self.weights}
-        return ReferenceModel(program, tensors, linears, self.reference.store, Rounding(candidate.keys_values))
+        return ReferenceModel(program, tensors, linears, self.reference.store, Rounding(candidate))
 
     def _linear(self, name: str, candidate: Candidate, is_head: bool) -> Linear:
         weight, bias = self.weights[name]

@@ -5,6 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headrace.core.restack import discover
+from headrace.hooks.decode import Use
+from headrace.hooks.origins import no_origin
+from headrace.hooks.protocols import Context
+from headrace.hooks.settings import Settings
 from headrace.hooks.testing.attention import garbage
 from headrace.plugins.llama import Llama
 from headrace.plugins.native_attention import NativeAttention, turned
@@ -128,3 +133,34 @@ def test_one_large_feature_leaves_the_others_their_8_bits():
     others = [i for i in range(32) if i != 3]
     assert (found - keys)[..., others].abs().max() < 0.6
     assert (found - keys)[..., others].pow(2).mean() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("kernels", "weight_bits", "asked", "bits"),
+    [
+        ("amx", 5.7, None, 8),
+        ("amx", 8.5, None, 8),
+        ("amx", 16.0, None, 16),
+        ("amx", 32.0, None, 16),
+        ("amx", None, None, 16),
+        ("amx", 5.7, 16, 16),
+        ("amx", 32.0, 8, 8),
+        ("avx512", 5.7, None, 16),
+        (None, 5.7, None, 16),
+    ],
+)
+def test_8_bits_are_for_amx_and_weights_of_few_bits_unless_asked_for(kernels, weight_bits, asked, bits):
+    use = Use(use="native", options={} if asked is None else {"bits": asked})
+    context = Context(kernels=kernels, weight_bits=weight_bits)
+    attention = discover(Settings(), no_origin).build("attention", use, context).component
+
+    assert attention.bits == bits
+    assert attention.kv_dtype == f"int{bits}"
+
+
+def test_kernels_that_have_no_8_bits_say_so():
+    reason = NativeAttention("avx512", bits=8).supports(
+        head_dim=64, num_heads=9, num_kv_heads=3, window=None, softcap=None, device="cpu"
+    )
+
+    assert reason == "a KV cache of 8 bits needs the kernels amx, these are avx512; take 16 bits"

@@ -239,11 +239,14 @@ void hr_run(void* engine, const HrStep* step, int32_t first, int32_t end) {
           e.shares.data(),  e.blocks.data(),
           (int32_t)e.blocks.size(), e.team.size(),
           e.divisors_of.data()};
-  e.team.run(n, e.counts.data(), [&](int i, int item, int thread) {
+  e.team.run(n, e.counts.data(), [&](int i, int item, int last, int next, int thread) {
     const Items& items = e.items[(size_t)i];
-    const int next = Team::after(item, thread);
-    e.dialect->tile(run, ops[first + i], items.first(item), items.end(item),
-                    next >= 0 && next < items.count() ? items.first(next) : -1, e.scratch[(size_t)thread].data());
+    while (item < last) {  // A part at a time.
+      const int then = std::min(last, (item / items.together() + 1) * items.together()), after = then < last ? then : next;
+      e.dialect->tile(run, ops[first + i], items.first(item), items.end(then - 1), after < 0 ? -1 : items.first(after),
+                      e.scratch[(size_t)thread].data());
+      item = then;
+    }
   });
 }
 
@@ -253,7 +256,9 @@ void hr_give_way(void* engine, int32_t wanted) { static_cast<Engine*>(engine)->t
 // Draws a token for each row, all at once.
 void hr_draw(void* engine, HrDraw* rows, int32_t num_rows, int32_t vocab_size) {
   Engine& e = *static_cast<Engine*>(engine);
-  e.team.run(1, &num_rows, [&](int, int item, int) { e.dialect->draw(rows[item], vocab_size); });
+  e.team.run(1, &num_rows, [&](int, int first, int end, int, int) {
+    for (int i = first; i < end; i++) e.dialect->draw(rows[i], vocab_size);
+  });
 }
 
 // The same for rows of which `slots` names the parameters among `all`, and `positions` where they are. What is drawn goes into
@@ -261,12 +266,14 @@ void hr_draw(void* engine, HrDraw* rows, int32_t num_rows, int32_t vocab_size) {
 void hr_draw_slots(void* engine, const HrDraw* all, const int32_t* slots, const int32_t* positions, const float* logits,
                    int64_t stride, int32_t num_rows, int32_t vocab_size, int32_t* tokens) {
   Engine& e = *static_cast<Engine*>(engine);
-  e.team.run(1, &num_rows, [&](int, int item, int) {
-    HrDraw row = all[slots[item]];
-    row.position = (uint64_t)positions[item];
-    row.logits = logits + item * stride;
-    e.dialect->draw(row, vocab_size);
-    tokens[item] = row.token;
+  e.team.run(1, &num_rows, [&](int, int first, int end, int, int) {
+    for (int i = first; i < end; i++) {
+      HrDraw row = all[slots[i]];
+      row.position = (uint64_t)positions[i];
+      row.logits = logits + i * stride;
+      e.dialect->draw(row, vocab_size);
+      tokens[i] = row.token;
+    }
   });
 }
 
@@ -282,12 +289,16 @@ void hr_limits(void* engine, int64_t bytes, int32_t rounds, double* read_per_s, 
   *read_per_s = *products_per_s = 0;
   for (int i = 0; i < rounds; i++) {
     auto start = clock::now();
-    e.team.run(1, &chunks, [&](int, int item, int thread) { sums[(size_t)thread] += e.dialect->read(&memory[(size_t)(item * CHUNK)], CHUNK); });
+    e.team.run(1, &chunks, [&](int, int first, int end, int, int thread) {
+      for (int i = first; i < end; i++) sums[(size_t)thread] += e.dialect->read(&memory[(size_t)(i * CHUNK)], CHUNK);
+    });
     double seconds = std::chrono::duration<double>(clock::now() - start).count();
     *read_per_s = std::max(*read_per_s, (double)chunks * CHUNK * 4 / seconds);
     std::atomic<int64_t> products{0};
     start = clock::now();
-    e.team.run(1, &pieces, [&](int, int, int) { products += e.dialect->multiply(ROUNDS); });
+    e.team.run(1, &pieces, [&](int, int first, int end, int, int) {
+      for (int i = first; i < end; i++) products += e.dialect->multiply(ROUNDS);
+    });
     seconds = std::chrono::duration<double>(clock::now() - start).count();
     *products_per_s = std::max(*products_per_s, (double)products / seconds);
   }

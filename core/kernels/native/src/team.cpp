@@ -14,7 +14,7 @@ using Clock = std::chrono::steady_clock;
 // Between two offers of the processor to whoever waits for it: where that is nobody, an offer takes less than a microsecond.
 constexpr auto OFFER = std::chrono::microseconds(100);
 
-Team::Team(int threads, int spin) : spin_(spin) {
+Team::Team(int threads, int spin) : size_(threads), spin_(spin) {
   for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { idle(i); });
 }
 
@@ -26,7 +26,7 @@ Team::~Team() {
   for (auto& w : workers_) w.join();
 }
 
-void Team::run(int num_operations, const int32_t* counts, const std::function<void(int, int, int)>& work) {
+void Team::run(int num_operations, const int32_t* counts, const Work& work) {
   int first = 0;
   while (first < num_operations && counts[first] == 0) first++;
   if (first == num_operations) return;
@@ -77,21 +77,24 @@ void Team::take_part(int thread, bool until_end) {
       else pause_a_bit();
       continue;
     }
-    const Word rest{word.operation, word.item + !backwards, word.end - backwards};
+    const uint32_t mine = share(word.left());
+    const Word rest = backwards ? Word{word.operation, word.item, word.end - mine} : Word{word.operation, word.item + mine, word.end};
     if (!next_.compare_exchange_weak(seen, rest.packed(), std::memory_order_acq_rel, std::memory_order_relaxed)) continue;
-    // Now it is ours, and the run cannot end without it: what it points to is there.
+    // Now they are ours, and the run cannot end without them: what it points to is there.
     looks = 0;
     base = base_.load(std::memory_order_relaxed);
     end = end_.load(std::memory_order_relaxed);
     const int32_t* counts = counts_.load(std::memory_order_relaxed);
     const int32_t all = counts[word.operation - base];  // Once this one is done there may be no more counts.
     const auto& work = *work_.load(std::memory_order_relaxed);
-    work((int)(word.operation - base), (int)(backwards ? rest.end : word.item), thread);
-    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 < all) continue;
+    const int first = (int)(backwards ? rest.end : word.item);
+    const int next = !rest.left() ? -1 : (int)(backwards ? rest.end - share(rest.left()) : rest.item);
+    work((int)(word.operation - base), first, first + (int)mine, next, thread);
+    if (done_.fetch_add((int32_t)mine, std::memory_order_acq_rel) + (int32_t)mine < all) continue;
     uint32_t following = word.operation + 1;
     // What is one item is done before anybody could come for it.
     for (; following < end && counts[following - base] <= 1; following++)
-      if (counts[following - base]) work((int)(following - base), 0, thread);
+      if (counts[following - base]) work((int)(following - base), 0, 1, -1, thread);
     const uint32_t count = following < end ? (uint32_t)counts[following - base] : 0;
     done_.store(0, std::memory_order_relaxed);
     next_.store(Word{following, 0, count}.packed(), std::memory_order_release);
