@@ -14,7 +14,7 @@ from headrace.hooks.testing.attention import garbage
 from headrace.plugins.llama import Llama
 from headrace.plugins.native_attention import NativeAttention, turned
 from headrace.plugins.sdpa import Plan, Sdpa
-from tests.model.tiny import batch
+from tests.model.tiny import batch, transformers_model
 from tests.model.tiny_families import FAMILIES, make, write
 from tests.native.compiled import KERNELS, native_attention, open_native, pytestmark, same_attention
 
@@ -164,3 +164,21 @@ def test_kernels_that_have_no_8_bits_say_so():
     )
 
     assert reason == "a KV cache of 8 bits needs the kernels amx, these are avx512; take 16 bits"
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("head_dim", [48, 64, 80, 144, 176, 256, 512])
+def test_heads_of_any_width_equal_torch_with_the_same_rounding(tmp_path, head_dim, kernels):
+    """Widths that are one tile, several, or parts of some; and a decode is the same alone and beside a prompt."""
+    transformers_model(head_dim=head_dim).save_pretrained(tmp_path)
+    model = open_native(tmp_path, Llama(), kernels=kernels)
+    torchs = open_native(tmp_path, Llama(), kernels=kernels, attention=same_attention(kernels))
+    prompt, decode, other = (PROMPT, 0, BLOCKS), ([5], 53, BLOCKS), (PROMPT[:23], 0, [11, 12])
+
+    found = [model.forward(batch(step)).clone() for step in (prompt, decode)]
+    wanted = [torchs.forward(batch(step)).clone() for step in (prompt, decode)]
+    together = model.forward(batch(decode, other))
+
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0.05 if kernels.endswith(" 8") else 1e-2)
+    assert torch.equal(together[:1], found[1])
