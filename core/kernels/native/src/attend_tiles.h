@@ -36,7 +36,7 @@ static void set_attention_tiles(int hd, int n) {
 }
 
 // A query, turned as keys are, and its scale.
-static float query_bytes(float* q, int hd, int16_t* to) {
+static float query_bytes(const float* q, int hd, int16_t* to) {
   float turned[512];
   std::memcpy(turned, q, (size_t)hd * 4);
   spread(turned, hd);

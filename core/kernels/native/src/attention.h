@@ -260,7 +260,7 @@ static void attend_tile(const HrOp& op, int tile, const Tile& t, const Tile* nex
 }
 
 #if defined(HR_TILES)
-static float query_bytes(float* q, int hd, int16_t* to);
+static float query_bytes(const float* q, int hd, int16_t* to);
 static void set_attention_tiles(int hd, int n);
 static inline void release_tiles();
 static void attend_bytes(const HrOp& op, int tile, const Tile& t, const Tile* next, Gathered& g);
@@ -315,7 +315,7 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int fi
   for (int r = 0; r < all; r++) {
     int head = (first_head + r / n) * heads + r % n % heads;
     const int row = run.rows[unit.first + r % n / heads];
-    float* from = query.data + row * query.stride + op.a.off + head * hd;
+    const float* from = query.data + row * query.stride + op.a.off + head * hd;
     positions[r] = run.step->positions[row];
 #if defined(HR_TILES)
     q_scale[r] = bytes ? query_bytes(from, hd, q + r * width) : shorts_of(from, hd, q + r * width);
