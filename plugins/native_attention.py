@@ -75,7 +75,7 @@ class NativeAttention(Sdpa):
         if found is None:
             return "the compiled kernels were not built"
         if self.bits == 8 and found != BYTES_DIALECT:
-            return f"a KV cache of 8 bits needs the kernels {BYTES_DIALECT}, these are {found}; set the option bits to 16"
+            return f"a cache of 8 bits needs the kernels {BYTES_DIALECT}, these are {found}; set the option bits to 16"
         if device != "cpu":
             return f"it runs on a cpu, not on {device}"
         if head_dim % 16 or head_dim > MAX_HEAD_DIM:

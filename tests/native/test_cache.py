@@ -163,7 +163,7 @@ def test_kernels_that_have_no_8_bits_say_so():
         head_dim=64, num_heads=9, num_kv_heads=3, window=None, softcap=None, device="cpu"
     )
 
-    assert reason == "a KV cache of 8 bits needs the kernels amx, these are avx512; set the option bits to 16"
+    assert reason == "a cache of 8 bits needs the kernels amx, these are avx512; set the option bits to 16"
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
