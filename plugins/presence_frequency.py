@@ -6,9 +6,8 @@ tokens only.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-import numpy as np
 from msgspec import Meta, Struct
 from torch import Tensor
 
@@ -38,13 +37,15 @@ class PresenceFrequency:
         return params.presence != 0 or params.frequency != 0
 
     def apply(self, logits: Tensor, rows: Rows) -> Tensor:
+        row: Any
+        ids: Any
+        counts: Any
         for row, slot in zip(logits, rows.slots, strict=True):
             (ids, counts), params = rows.history.output_counts(slot), self._params[slot]
             if row.device.type == "cpu":
                 # Of a few hundred numbers numpy makes less ado, and does not give the interpreter away in between.
-                row.numpy()[ids.numpy()] -= counts.numpy() * np.float32(params.frequency) + np.float32(params.presence)
-            else:
-                row[ids] -= counts * params.frequency + params.presence
+                row, ids, counts = row.numpy(), ids.numpy(), counts.numpy()
+            row[ids] -= counts * params.frequency + params.presence
         return logits
 
 

@@ -5,10 +5,8 @@ Source: Keskar et al. 2019, CTRL, arXiv:1909.05858, section 4.1; with negative l
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-import numpy as np
-import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
@@ -36,16 +34,18 @@ class Repetition:
         return params.penalty != 1
 
     def apply(self, logits: Tensor, rows: Rows) -> Tensor:
+        row: Any
+        seen: Any
         for row, slot in zip(logits, rows.slots, strict=True):
             seen, penalty = rows.history.seen(slot), self._penalties[slot]
             if row.device.type == "cpu":
                 # Of a few hundred numbers numpy makes less ado, and does not give the interpreter away in between.
-                numbers, ids = row.numpy(), seen.numpy()
-                values = numbers[ids]
-                numbers[ids] = np.where(values < 0, values * penalty, values / penalty)
-            else:
-                values = row[seen]
-                row[seen] = torch.where(values < 0, values * penalty, values / penalty)
+                row, seen = row.numpy(), seen.numpy()
+            values = row[seen]
+            negative = values < 0
+            values[negative] *= penalty
+            values[~negative] /= penalty
+            row[seen] = values
         return logits
 
 

@@ -85,7 +85,7 @@ BY_32, BY_ROW = grouped(32), grouped(None)
 BF16, FP16 = through(torch.bfloat16), through(torch.float16)
 HEAD_6 = grouped(32, bits=6)
 CANDIDATES = (
-    Candidate(name="activations: one scale a token", activations=grouped(None)),
+    Candidate(name="activations: one scale a token", activations=BY_ROW),
     Candidate(name="activations: groups of 64", activations=grouped(64)),
     Candidate(
         name="activations: groups of 64, of 32 into down and o",
@@ -95,7 +95,7 @@ CANDIDATES = (
     Candidate(name="activations: groups of 32", activations=BY_32),
     Candidate(name="KV: bfloat16", keys_values=BF16),
     Candidate(name="KV: float16", keys_values=FP16),
-    Candidate(name="KV: int8, one scale a token and head", keys_values=grouped(None)),
+    Candidate(name="KV: int8, one scale a token and head", keys_values=BY_ROW),
     Candidate(name="KV: int8, groups of 32", keys_values=BY_32),
     Candidate(name="KV and queries: int8, one scale a token and head", keys_values=BY_ROW, queries=BY_ROW),
     Candidate(

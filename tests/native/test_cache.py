@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headrace.core.model.load import quiet
+from headrace.core.opened import open_model
 from headrace.core.restack import discover
 from headrace.hooks.decode import Use
 from headrace.hooks.origins import no_origin
 from headrace.hooks.protocols import Context
-from headrace.hooks.settings import Settings
+from headrace.hooks.settings import Model, Settings
 from headrace.hooks.testing.attention import garbage
 from headrace.plugins.llama import Llama
-from headrace.plugins.native_attention import NativeAttention, turned
+from headrace.plugins.native_attention import BYTES_DIALECT, NativeAttention, turned
 from headrace.plugins.sdpa import Plan, Sdpa
 from tests.model.tiny import batch, transformers_model
 from tests.model.tiny_families import FAMILIES, make, write
@@ -182,3 +184,16 @@ def test_heads_of_any_width_equal_torch_with_the_same_rounding(tmp_path, head_di
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0.05 if kernels.endswith(" 8") else 1e-2)
     assert torch.equal(together[:1], found[1])
+
+
+@pytest.mark.parametrize(("quantizer", "weight_bits"), [("none", 32), ("int8", 8.5)])
+def test_an_attention_is_told_what_the_quantizer_keeps_and_auto_goes_by_it(tmp_path, quantizer, weight_bits):
+    transformers_model(hidden_size=96, intermediate_size=96).save_pretrained(tmp_path)
+    settings = Settings(model=Model(uri=str(tmp_path), quantizer=Use(use=quantizer)))
+
+    opened = open_model(settings, quiet)
+    opened.checkpoint.close()
+
+    assert opened.context.weight_bits == pytest.approx(weight_bits, rel=0.05)
+    few = weight_bits < 16 and opened.context.kernels == BYTES_DIALECT
+    assert opened.attention.kv_dtype == ("int8" if few else "int16")

@@ -43,7 +43,8 @@ static float query_bytes(const float* q, int hd, int16_t* to) {
   return bytes_of(turned, hd, (int8_t*)to);
 }
 
-// What comes next is on its way a column at a time, or what is wanted now would wait behind it.
+// What comes next is on its way in parts, the keys beside the scores and the values beside the softmax, or what is wanted now would
+// wait behind it.
 static inline void fetch_keys(const Tile* next, int column) {
   if (next && column < next->columns)
     for (int i = 0; i < next->hd / 4; i++) fetch(next->keys[column] + i * next->key_stride);

@@ -290,14 +290,14 @@ void hr_limits(void* engine, int64_t bytes, int32_t rounds, double* read_per_s, 
   for (int i = 0; i < rounds; i++) {
     auto start = clock::now();
     e.team.run(1, &chunks, [&](int, int first, int end, int, int thread) {
-      for (int i = first; i < end; i++) sums[(size_t)thread] += e.dialect->read(&memory[(size_t)(i * CHUNK)], CHUNK);
+      for (int j = first; j < end; j++) sums[(size_t)thread] += e.dialect->read(&memory[(size_t)(j * CHUNK)], CHUNK);
     });
     double seconds = std::chrono::duration<double>(clock::now() - start).count();
     *read_per_s = std::max(*read_per_s, (double)chunks * CHUNK * 4 / seconds);
     std::atomic<int64_t> products{0};
     start = clock::now();
     e.team.run(1, &pieces, [&](int, int first, int end, int, int) {
-      for (int i = first; i < end; i++) products += e.dialect->multiply(ROUNDS);
+      for (int j = first; j < end; j++) products += e.dialect->multiply(ROUNDS);
     });
     seconds = std::chrono::duration<double>(clock::now() - start).count();
     *products_per_s = std::max(*products_per_s, (double)products / seconds);

@@ -138,8 +138,9 @@ struct Sums {
   }
 };
 
-// Groups that tiles take to come into memory.
-constexpr int WAIT = 2;
+// Groups that tiles take to come into memory; rows whose sums are finished between two passes, for to finish them on the way
+// takes more registers than time.
+constexpr int WAIT = 2, AT_ONCE = 4;
 
 // Finishes sums a few rows at a time while tiles add up the next: vectors have little to do then, and it takes a tile long to
 // come into memory.
@@ -201,7 +202,7 @@ HR_INLINE void open_group(const Opened<C>& o, int group) {
 }
 
 // Sums of 16 rows, or of two times 16 where TWO, in C blocks. x: the rows' tiles, xs: bytes to the second 16. sums: tiles by row,
-// then by block. OPEN: the weights are not opened yet.
+// then by block. OPEN: the weights are not opened yet. MEANWHILE: the sums before these are finished on the way.
 template <class W, int C, bool TWO, bool OPEN, bool MEANWHILE = true>
 static void add_groups(const Opened<C>& o, int groups, const uint8_t* x, int64_t xs, float* sums, CacheAhead& cache, Finish& finish) {
   HR_TILE_ZERO(0);
@@ -243,7 +244,7 @@ static void sum_blocks(const Product& p, const float* divisors, int block, int r
   const uint8_t* x = (const uint8_t*)tile_row(*p.ints, row, 0);
   const bool two = n > TILE_ROWS;
   if (open && two) add_groups<W, C, true, true>(o, groups, x, xs, sums, *p.cache, finish);
-  else if (open && n <= 4) add_groups<W, C, false, true, false>(o, groups, x, xs, sums, *p.cache, finish);
+  else if (open && n <= AT_ONCE) add_groups<W, C, false, true, false>(o, groups, x, xs, sums, *p.cache, finish);
   else if (open) add_groups<W, C, false, true>(o, groups, x, xs, sums, *p.cache, finish);
   else if (two) add_groups<W, C, true, false>(o, groups, x, xs, sums, *p.cache, finish);
   else add_groups<W, C, false, false>(o, groups, x, xs, sums, *p.cache, finish);
