@@ -22,6 +22,10 @@ static inline int features_of(int hd) {
   return hd / parts;
 }
 
+// Whether values are gathered first, so that a product sums over all keys of a tile: it takes as long for 16 as for 64 of them. For
+// few queries that is not worth it.
+static inline bool gathers(int n) { return n > TILE_ROWS; }
+
 // Shapes for the queries of a unit: 16, or fewer, at a time; of more, the last 16 may have rows that nobody wants. Sums (0 to 3) of
 // 16 keys, or of 16 features; queries (4) and 16 keys (5) of as many features; weights (6) and values (7) of 16 keys.
 static void set_attention_tiles(int hd, int n) {
@@ -30,16 +34,15 @@ static void set_attention_tiles(int hd, int n) {
   for (int t = 0; t < 8; t++) shapes.rows[t] = (uint8_t)rows, shapes.bytes[t] = 64;
   shapes.bytes[4] = (uint16_t)features;
   shapes.rows[5] = (uint8_t)(features / 4);
-  shapes.bytes[6] = 16;
-  shapes.rows[7] = 4;
+  shapes.bytes[6] = gathers(n) ? KEYS : 16;
+  shapes.rows[7] = gathers(n) ? KEYS / 4 : 4;
   shapes.set();
 }
 
 // A query, turned as keys are, and its scale.
 static float query_bytes(const float* q, int hd, int16_t* to) {
   float turned[512];
-  std::memcpy(turned, q, (size_t)hd * 4);
-  spread(turned, hd);
+  spread(q, turned, hd);
   return bytes_of(turned, hd, (int8_t*)to);
 }
 
@@ -170,6 +173,12 @@ HR_INLINE V weights_of_row(float* s, const Scales& scales, V top, V* total, cons
   return heaviest;
 }
 
+// A processor whose tiles have had nothing to multiply for half a microsecond puts them to sleep, and stands still for a third of one
+// meanwhile (measured with Sapphire Rapids' successor). So they get a product now and then, whose sums nobody wants.
+static inline void keep_awake(int row, int n) {
+  if (gathers(n) && row % TILE_ROWS == 0) HR_TILE_VALUE(0, 6, 7);
+}
+
 // `soften` of attention.h, with weights of 8 bits.
 static void soften_bytes(const Tile& t, const Tile* next, int tile, int window, float cap, Gathered& g) {
   V rows[QUERIES + 16];
@@ -178,6 +187,7 @@ static void soften_bytes(const Tile& t, const Tile* next, int tile, int window, 
   const int columns = t.columns, n = g.n;
   const bool whole = columns == KEYS / 16 && !scales.odd;
   for (int r = 0; r < n; r++) {
+    keep_awake(r, n);
     float* s = g.s + r * KEYS;
     const Seen seen = seen_by(t, tile, window, g.positions[r]);
     rows[r] = whole && seen.whole ? scores_of_row<true>(s, scales, g.q_scale[r], cap, seen, columns)
@@ -186,6 +196,7 @@ static void soften_bytes(const Tile& t, const Tile* next, int tile, int window, 
   largest_of_rows(rows, n, set1(LEAST), most);
   raise_tops(g, most);
   for (int r = 0; r < n; r++) {
+    keep_awake(r, n);
     float* s = g.s + r * KEYS;
     const Seen seen = seen_by(t, tile, window, g.positions[r]);
     const V top = set1(g.top[r]);
@@ -211,30 +222,30 @@ static void soften_bytes(const Tile& t, const Tile* next, int tile, int window, 
   }
 }
 
-// Adds 16 n features from `feature` on of the rows' values, weighed, to what was gathered.
+// Adds 16 n features from `feature` on of the rows' values, weighed, to what was gathered. values: of `columns` times 16 keys.
 template <int N>
-static void add_values(const Tile& t, const Gathered& g, int row, int feature) {
+static void add_values(const Tile& t, const char* const* values, int columns, const Gathered& g, int row, int feature) {
   alignas(64) int32_t sums[N][TILE_FLOATS];
   const uint8_t* w = (const uint8_t*)g.w + row * KEYS;
   HR_TILE_ZERO(0);
   if (N > 1) HR_TILE_ZERO(1);
   if (N > 2) HR_TILE_ZERO(2);
   if (N > 3) HR_TILE_ZERO(3);
-  for (int c = 0; c < t.columns; c++) {
-    const char* values = (const char*)t.values[c] + 4 * feature;
+  for (int c = 0; c < columns; c++) {
+    const char* from = values[c] + 4 * feature;
     HR_TILE_LOAD_ROWS(6, w + 16 * c, KEYS);
-    HR_TILE_LOAD_ROWS(7, values, t.hd * 4);
+    HR_TILE_LOAD_ROWS(7, from, t.hd * 4);
     HR_TILE_VALUE(0, 6, 7);
     if (N > 1) {
-      HR_TILE_LOAD_ROWS(7, values + 64, t.hd * 4);
+      HR_TILE_LOAD_ROWS(7, from + 64, t.hd * 4);
       HR_TILE_VALUE(1, 6, 7);
     }
     if (N > 2) {
-      HR_TILE_LOAD_ROWS(7, values + 128, t.hd * 4);
+      HR_TILE_LOAD_ROWS(7, from + 128, t.hd * 4);
       HR_TILE_VALUE(2, 6, 7);
     }
     if (N > 3) {
-      HR_TILE_LOAD_ROWS(7, values + 192, t.hd * 4);
+      HR_TILE_LOAD_ROWS(7, from + 192, t.hd * 4);
       HR_TILE_VALUE(3, 6, 7);
     }
   }
@@ -254,12 +265,22 @@ static void add_values(const Tile& t, const Gathered& g, int row, int feature) {
 }
 
 static void values_of_bytes(const Tile& t, const Gathered& g) {
+  alignas(64) char gathered[KEYS * 512];
+  const char* values[KEYS / 16] = {gathered};
+  int columns = 1;
+  if (gathers(g.n)) {
+    for (int c = 0; c < t.columns; c++)
+      for (int i = 0; i < t.hd * 16; i += 64)
+        store((float*)(gathered + c * t.hd * 16 + i), load((const float*)((const char*)t.values[c] + i)));
+  } else {
+    for (columns = 0; columns < t.columns; columns++) values[columns] = (const char*)t.values[columns];
+  }
   for (int r = 0; r < g.n; r += TILE_ROWS) {
     int i = 0;
-    for (; i + 64 <= t.hd; i += 64) add_values<4>(t, g, r, i);
-    if (t.hd - i == 48) add_values<3>(t, g, r, i);
-    else if (t.hd - i == 32) add_values<2>(t, g, r, i);
-    else if (t.hd - i == 16) add_values<1>(t, g, r, i);
+    for (; i + 64 <= t.hd; i += 64) add_values<4>(t, values, columns, g, r, i);
+    if (t.hd - i == 48) add_values<3>(t, values, columns, g, r, i);
+    else if (t.hd - i == 32) add_values<2>(t, values, columns, g, r, i);
+    else if (t.hd - i == 16) add_values<1>(t, values, columns, g, r, i);
   }
 }
 

@@ -291,7 +291,8 @@ static void finish_queries(const Run& run, const HrOp& op, const Unit& unit, int
     float* o = g.o + r * hd;
     V by = set1(1.0f / sum(load(g.total + 16 * r)));
     for (int i = 0; i < hd; i += 16) store(o + i, mul(load(o + i), by));
-    if (op.out.buf >= 0) std::memcpy(output(run, op.out, row) + column, o, (size_t)hd * 4);
+    if (op.out.buf >= 0)
+      for (int i = 0; i < hd; i += 16) store(output(run, op.out, row) + column + i, load(o + i));
     if (op.qout >= 0) put_row(run.program->ints[op.qout], row, column / GROUP, o, hd);
   }
 }
@@ -323,7 +324,7 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int fi
     q_scale[r] = shorts_of(from, hd, q + r * width);
 #endif
     q_scale[r] *= op.f1 > 0 ? op.f0 : op.f0 * LOG2_E;
-    std::memset(o + r * hd, 0, (size_t)hd * 4);
+    for (int i = 0; i < hd; i += 16) store(o + r * hd + i, zero());
     top[r] = LEAST;
     store(total + 16 * r, zero());
   }

@@ -22,11 +22,8 @@ constexpr int PER_GROUP = 3;
 
 static inline float* scales_of(const HrInts& ints, int64_t row) { return ints.scales + row * (ints.stride / GROUP * PER_GROUP); }
 
-// One group of 32 as integers -127 ... 127 times a scale. `x` may end early: the rest counts as 0.
-static inline void quantize_group(const float* x, int n, int8_t* q, float* scale) {
-  V a, b = zero();
-  load_or_part(&a, x, n);
-  if (n > 16) load_or_part(&b, x + 16, n - 16);
+// One group of 32 as integers -127 ... 127 times a scale.
+static inline void quantize_group(V a, V b, int8_t* q, float* scale) {
   float top = largest(max(abs(a), abs(b)));
   // A NaN or an infinity must not vanish in the rounding: it becomes the scale.
   Bad bad;
@@ -55,25 +52,30 @@ static inline uint16_t* tile_row(const HrInts& ints, int64_t row, int64_t group)
   return (uint16_t*)ints.q + ((row / TILE_ROWS * groups + group) * TILE_ROWS + row % TILE_ROWS) * GROUP;
 }
 
-// A group of a row; `x` may end early: the rest counts as 0. Of each four the order is 0, 2, 1, 3, as `open` has it.
-static inline void put_group(const HrInts& ints, int64_t row, int64_t group, const float* x, int n) {
+// A group of a row. Of each four the order is 0, 2, 1, 3, as `open` has it.
+static inline void put_whole_group(const HrInts& ints, int64_t row, int64_t group, V a, V b) {
   alignas(64) static constexpr uint16_t order[32] = {0,  2,  1,  3,  4,  6,  5,  7,  8,  10, 9,  11, 12, 14, 13, 15,
                                                      16, 18, 17, 19, 20, 22, 21, 23, 24, 26, 25, 27, 28, 30, 29, 31};
-  V a, b = zero();
-  load_or_part(&a, x, n);
-  if (n > 16) load_or_part(&b, x + 16, n - 16);
   __m512i both = (__m512i)_mm512_cvtne2ps_pbh(mul(b, set1(TILE_ROW)).x, mul(a, set1(TILE_ROW)).x);
   _mm512_store_si512(tile_row(ints, row, group), _mm512_permutexvar_epi16(_mm512_load_si512(order), both));
 }
 
 #else
 
-// A group of a row; `x` may end early.
-static inline void put_group(const HrInts& ints, int64_t row, int64_t group, const float* x, int n) {
-  quantize_group(x, n, ints.q + row * ints.stride + GROUP * group, scales_of(ints, row) + PER_GROUP * group);
+// A group of a row.
+static inline void put_whole_group(const HrInts& ints, int64_t row, int64_t group, V a, V b) {
+  quantize_group(a, b, ints.q + row * ints.stride + GROUP * group, scales_of(ints, row) + PER_GROUP * group);
 }
 
 #endif
+
+// `x` may end early: the rest counts as 0.
+static inline void put_group(const HrInts& ints, int64_t row, int64_t group, const float* x, int n) {
+  V a, b = zero();
+  load_or_part(&a, x, n);
+  if (n > 16) load_or_part(&b, x + 16, n - 16);
+  put_whole_group(ints, row, group, a, b);
+}
 
 // Values of a row from a group on. What a last group has no value for counts as 0.
 static inline void put_row(const HrInts& ints, int64_t row, int64_t group, const float* x, int width) {

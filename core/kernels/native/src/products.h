@@ -296,6 +296,17 @@ static inline float* output(const Run& run, HrRef ref, int row) {
   return b.data + (int64_t)row * b.stride + ref.off;
 }
 
+// Where rows of an operation's output go; no data where nobody wants floats.
+struct Output {
+  float* data;
+  int64_t stride;
+  inline float* row(int i) const { return data + i * stride; }
+};
+static inline Output outputs(const Run& run, HrRef ref) {
+  if (ref.buf < 0) return {nullptr, 0};
+  return {output(run, ref, 0), run.program->buffers[ref.buf].stride};
+}
+
 // A product under way: where its rows come from, and which of them are multiplied now.
 struct Product {
   const Run& run;
@@ -303,6 +314,7 @@ struct Product {
   const HrMatrix& m;
   const HrInts* ints;
   Operand a, residual;
+  Output out;
   int first_row, end_row;
   int end, follows;  // of the blocks of this item, and where the thread's next item may begin; below 0: nowhere
   int16_t* wide;     // these rows' integers, or null
@@ -354,15 +366,13 @@ static inline void finish_row(const Product& p, int block, int row, V y) {
   V x;
   if (p.m.bias) load_or_part(&x, p.m.bias + at, n), y = add(y, x);
   if (p.residual.base) load_or_part(&x, p.residual.row(row) + at, n), y = add(y, x);
-  store_or_part(output(p.run, p.op.out, row) + at, y, n);
+  store_or_part(p.out.row(row) + at, y, n);
 }
 // And of a unit, 4 blocks: 32 gates and their 32 ups, which make one group of integers, or 32 floats.
 static inline void finish_gated(const Product& p, int unit, int row, V gate0, V gate1, V up0, V up1) {
-  float t[32];
-  store(t, mul(activated(p.op.act, gate0), up0));
-  store(t + 16, mul(activated(p.op.act, gate1), up1));
-  if (p.op.qout >= 0) put_group(p.run.program->ints[p.op.qout], row, unit, t, 32);
-  if (p.op.out.buf >= 0) std::memcpy(output(p.run, p.op.out, row) + 32 * unit, t, sizeof t);
+  const V a = mul(activated(p.op.act, gate0), up0), b = mul(activated(p.op.act, gate1), up1);
+  if (p.op.qout >= 0) put_whole_group(p.run.program->ints[p.op.qout], row, unit, a, b);
+  if (p.out.data) store(p.out.row(row) + 32 * unit, a), store(p.out.row(row) + 32 * unit + 16, b);
 }
 
 template <int R, int C>
@@ -394,7 +404,7 @@ template <int C>
 static inline void claim_outputs(const Product& p, int at, int row) {
   if (row >= p.end_row) row = p.first_row, at += C;
   for (int r = row; r < std::min(row + 4, p.end_row); r++)
-    for (int c = 0; c < C && at + c < p.end; c++) fetch_to_write(output(p.run, p.op.out, r) + (at + c) * 16);
+    for (int c = 0; c < C && at + c < p.end; c++) fetch_to_write(p.out.row(r) + (at + c) * 16);
 }
 
 template <int C>

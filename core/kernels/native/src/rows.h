@@ -220,27 +220,36 @@ constexpr float BYTE = 127.0f;
 // Turns n features, in runs as long as n has factors of 2, by a Hadamard matrix: what one of them had in a row spreads over
 // all of its run, and products of two rows that were both turned stay what they were. A few features of a key are often many times
 // as large as the others, which would leave these few of 8 bits.
-static inline void spread(float* x, int n) {
+static inline V spread_lanes(V v) {
+  // The swapped lanes, plus or minus what was there.
+  auto signs = [](uint16_t negative) { return _mm512_mask_blend_ps(negative, _mm512_set1_ps(1.0f), _mm512_set1_ps(-1.0f)); };
+  v.x = _mm512_fmadd_ps(v.x, signs(0xaaaa), _mm512_permute_ps(v.x, 0xb1));
+  v.x = _mm512_fmadd_ps(v.x, signs(0xcccc), _mm512_permute_ps(v.x, 0x4e));
+  v.x = _mm512_fmadd_ps(v.x, signs(0xf0f0), _mm512_shuffle_f32x4(v.x, v.x, 0xb1));
+  v.x = _mm512_fmadd_ps(v.x, signs(0xff00), _mm512_shuffle_f32x4(v.x, v.x, 0x4e));
+  return v;
+}
+static inline void spread(const float* from, float* to, int n) {
   const int run = n & -n;
   const V by = set1(1.0f / std::sqrt((float)run));
-  for (int i = 0; i < n; i += 16) {
-    __m512 v = mul(load(x + i), by).x;
-    auto add_swapped = [&](__m512 swapped, uint16_t negative) __attribute__((always_inline)) {
-      const __m512i signs = _mm512_maskz_set1_epi32(negative, INT32_MIN);
-      v = _mm512_add_ps(swapped, _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(v), signs)));
-    };
-    add_swapped(_mm512_permute_ps(v, 0xb1), 0xaaaa);
-    add_swapped(_mm512_permute_ps(v, 0x4e), 0xcccc);
-    add_swapped(_mm512_shuffle_f32x4(v, v, 0xb1), 0xf0f0);
-    add_swapped(_mm512_shuffle_f32x4(v, v, 0x4e), 0xff00);
-    store(x + i, {v});
+  int apart = 16;
+  if (run >= 64) {
+    for (int i = 0; i < n; i += 64) {
+      V v[4];
+      for (int j = 0; j < 4; j++) v[j] = spread_lanes(mul(load(from + i + 16 * j), by));
+      const V a = add(v[0], v[1]), b = sub(v[0], v[1]), c = add(v[2], v[3]), d = sub(v[2], v[3]);
+      store(to + i, add(a, c)), store(to + i + 16, add(b, d)), store(to + i + 32, sub(a, c)), store(to + i + 48, sub(b, d));
+    }
+    apart = 64;
+  } else {
+    for (int i = 0; i < n; i += 16) store(to + i, spread_lanes(mul(load(from + i), by)));
   }
-  for (int apart = 16; apart < run; apart *= 2)
+  for (; apart < run; apart *= 2)
     for (int i = 0; i < n; i += 16) {
       if (i & apart) continue;
-      const V a = load(x + i), b = load(x + i + apart);
-      store(x + i, add(a, b));
-      store(x + i + apart, sub(a, b));
+      const V a = load(to + i), b = load(to + i + apart);
+      store(to + i, add(a, b));
+      store(to + i + apart, sub(a, b));
     }
 }
 
@@ -253,7 +262,7 @@ static inline float bytes_of(const float* x, int n, int8_t* to) {
 // `k` is turned in place.
 static inline float put_key_bytes(const HrCache& c, float* k, int hd, int slot, char* at) {
   int8_t bytes[512];
-  spread(k, hd);
+  spread(k, k, hd);
   const float scale = bytes_of(k, hd, bytes);
   for (int i = 0; i < hd; i += 4) std::memcpy(at + (i / 4 * c.block_size + slot) * 4, bytes + i, 4);
   return scale;

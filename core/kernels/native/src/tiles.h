@@ -133,9 +133,8 @@ static void block_divisors(const HrMatrix& m, float* divisors) {
 struct Sums {
   int block = 0, blocks = 0, row = 0, n = 0;
   const float* at = nullptr;
-  inline V get(int r, int c, V scale) const {
-    return mul(load(at + c / 2 * 4 * TILE_FLOATS + (r / TILE_ROWS * 2 + c % 2) * TILE_FLOATS + r % TILE_ROWS * 16), scale);
-  }
+  // Those of a row in the first block; the second's lie a tile further on, the third's and fourth's 4 and 5.
+  inline const float* of(int r) const { return at + r / TILE_ROWS * 2 * TILE_FLOATS + r % TILE_ROWS * 16; }
 };
 
 // Groups that tiles take to come into memory; rows whose sums are finished between two passes, for to finish them on the way
@@ -151,19 +150,41 @@ struct Finish {
   int done = 0, each = 0, wait = 0;
   V scales[4] = {};
 
-  inline void one(int r) {
-    V y[4];
-    for (int c = 0; c < sums.blocks; c++) y[c] = sums.get(r, c, scales[c]);
-    if (p.m.gated) return finish_gated(p, sums.block / 4, sums.row + r, y[0], y[1], y[2], y[3]);
-    for (int c = 0; c < sums.blocks; c++) finish_row(p, sums.block + c, sums.row + r, y[c]);
+  inline V sum(const float* at, int c) const { return mul(load(at + (c / 2 * 4 + c % 2) * TILE_FLOATS), scales[c]); }
+
+  // Two whole blocks, of which most products are made, with nothing looked up for each row.
+  void rows_of_two(int end) {
+    const int64_t at = sums.block * 16, row = sums.row + done;
+    const float *bias = p.m.bias, *more = p.residual.base ? p.residual.base + row * p.residual.stride + at : nullptr;
+    float* out = p.out.row((int)row) + at;
+    for (; done < end; done++, out += p.out.stride) {
+      const float* from = sums.of(done);
+      V a = sum(from, 0), b = sum(from, 1);
+      if (bias) a = add(a, load(bias + at)), b = add(b, load(bias + at + 16));
+      if (more) a = add(a, load(more)), b = add(b, load(more + 16)), more += p.residual.stride;
+      store(out, a);
+      store(out + 16, b);
+    }
+  }
+  void rows(int end) {
+    if (p.m.gated) {
+      for (; done < end; done++) {
+        const float* from = sums.of(done);
+        finish_gated(p, sums.block / 4, sums.row + done, sum(from, 0), sum(from, 1), sum(from, 2), sum(from, 3));
+      }
+    } else if (sums.blocks == 2 && (sums.block + 2) * 16 <= p.m.n && !p.residual.map) {
+      rows_of_two(end);
+    } else {
+      for (; done < end; done++)
+        for (int c = 0; c < sums.blocks; c++) finish_row(p, sums.block + c, sums.row + done, sum(sums.of(done), c));
+    }
   }
   inline void some() {
-    if (--wait >= 0) return;
-    for (int i = 0; i < each && done < sums.n; i++, done++) one(done);
+    if (--wait < 0 && done < sums.n) rows(std::min(done + each, sums.n));
   }
   // What is left, and then `following`, of which the sums come in so many calls of `some`.
   void begin(const Sums& following, int calls) {
-    for (; done < sums.n; done++) one(done);
+    rows(sums.n);
     sums = next;
     next = following;
     for (int c = 0; c < sums.blocks; c++) scales[c] = set1(divisors[sums.block + c] * TILE_SUM);
