@@ -93,16 +93,17 @@ def _time(
         context=context,
         best_s=min(seconds),
         median_s=median(seconds),
-        limit_s=_limit(program, flat, limits),
+        limit_s=_limit(program, flat, limits, model.store.pool.element_size()),
         parts=model.profile(flat, max(2, rounds // 3)) if isinstance(model, NativeModel) else {},
     )
 
 
-def _limit(program: Program, flat: Flat, limits: Limits) -> float | None:
+def _limit(program: Program, flat: Flat, limits: Limits, value_bytes: int) -> float | None:
+    """Seconds that reading or multiplying takes, whichever is longer. value_bytes: of a key's or value's feature."""
     if limits.read_bytes_per_s is None or limits.products_per_s is None or limits.weight_bytes is None:
         return None
     num_layers = sum(isinstance(op, Attend) for op in program.ops)
-    kv_bytes = 2 * 2 * num_layers * program.num_kv_heads * program.head_dim * sum(flat.seq_lens)
+    kv_bytes = 2 * value_bytes * num_layers * program.num_kv_heads * program.head_dim * sum(flat.seq_lens)
     products = 0
     for op in program.ops:
         if isinstance(op, Linear | Head):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headrace.core import steps
 from headrace.core.model.load import quiet
 from headrace.core.opened import open_model
 from headrace.core.restack import discover
+from headrace.core.steptime import Limits
 from headrace.hooks.decode import Use
 from headrace.hooks.origins import no_origin
+from headrace.hooks.program import Attend
 from headrace.hooks.protocols import Context
 from headrace.hooks.settings import Model, Settings
 from headrace.hooks.testing.attention import garbage
@@ -197,3 +200,16 @@ def test_an_attention_is_told_what_the_quantizer_keeps_and_auto_goes_by_it(tmp_p
     assert opened.context.weight_bits == pytest.approx(weight_bits, rel=0.05)
     few = weight_bits < 16 and opened.context.kernels == BYTES_DIALECT
     assert opened.attention.kv_dtype == ("int8" if few else "int16")
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_step_reads_no_less_than_what_is_kept(path, kernels):
+    """A byte of each feature, or two, of keys and of values, in all layers; and the weights."""
+    model = open_native(path, Llama(), kernels=kernels)
+    slow = Limits(kernels=kernels, read_bytes_per_s=1000.0, products_per_s=1e30, weight_bytes=0)
+
+    timed = steps._time(model, model.program, "decode", 1, 15, steps._decode(1, 15, 16, 60), 1, slow)
+
+    layers = sum(isinstance(op, Attend) for op in model.program.ops)
+    width = model.program.num_kv_heads * model.program.head_dim
+    assert timed.limit_s == pytest.approx(16 * 2 * layers * width * (1 if kernels.endswith(" 8") else 2) / 1000)

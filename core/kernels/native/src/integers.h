@@ -47,8 +47,8 @@ static inline void quantize_group(V a, V b, int8_t* q, float* scale) {
 constexpr int TILE_ROWS = 16;
 constexpr float TILE_ROW = 0x1p80f, TILE_SUM = 0x1p32f;
 
-static inline uint16_t* tile_row(const HrInts& ints, int64_t row, int64_t group) {
-  const int64_t groups = ints.stride / GROUP;
+static inline uint16_t* tile_row(const HrInts& ints, uint64_t row, uint64_t group) {
+  const uint64_t groups = (uint64_t)ints.stride / GROUP;
   return (uint16_t*)ints.q + ((row / TILE_ROWS * groups + group) * TILE_ROWS + row % TILE_ROWS) * GROUP;
 }
 

@@ -262,6 +262,17 @@ static inline void dot_float(const typename S::T* w, int64_t cs, int k, const fl
     for (int r = 0; r < R; r++) acc[c][r] = a[c][r];
 }
 
+// Apart, so that loops that could need it keep what they do need in registers.
+#if defined(__GNUC__)
+__attribute__((noinline))
+#endif
+static V gelu(V x) {
+  float t[16];
+  store(t, x);
+  for (int j = 0; j < 16; j++) t[j] = 0.5f * t[j] * (1.0f + std::erf(t[j] * 0.70710678118654752f));
+  return load(t);
+}
+
 static inline V activated(int act, V x) {
   switch (act) {
     case HR_SILU: return times_sigmoid(x, x);
@@ -270,12 +281,7 @@ static inline V activated(int act, V x) {
       u = mul(u, fma(mul(x, x), set1(0.044715f), set1(1.0f)));
       return times_sigmoid(x, add(u, u));
     }
-    default: {
-      float t[16];
-      store(t, x);
-      for (int j = 0; j < 16; j++) t[j] = 0.5f * t[j] * (1.0f + std::erf(t[j] * 0.70710678118654752f));
-      return load(t);
-    }
+    default: return gelu(x);
   }
 }
 
