@@ -79,7 +79,9 @@ static inline void put_group(const HrInts& ints, int64_t row, int64_t group, con
 
 // Values of a row from a group on. What a last group has no value for counts as 0.
 static inline void put_row(const HrInts& ints, int64_t row, int64_t group, const float* x, int width) {
-  for (int at = 0; at < width; at += GROUP, group++) put_group(ints, row, group, x + at, std::min(GROUP, width - at));
+  int at = 0;
+  for (; at + GROUP <= width; at += GROUP, group++) put_whole_group(ints, row, group, load(x + at), load(x + at + 16));
+  if (at < width) put_group(ints, row, group, x + at, width - at);
 }
 
 }  // namespace HR_ISA

@@ -24,8 +24,10 @@ static CacheAhead cache_ahead(const Run& run, const HrOp& op, float from, float 
   const int64_t passes = std::max(1, rows / ROWS_A_PASS), weights = COLUMNS * (m.storage == HR_Q4 ? 5 : 9);
   if (!run.num_blocks || share.to <= share.from) return ahead;
   const HrCache& c = run.program->cache;
+  // Half of the threads begin at the end, with products as with attention: what one fetches from either end, it will read itself.
+  const float half = from < 0.5f ? 0.0f : 0.5f;
   auto block_of = [&](float part) {
-    part = share.from + (share.to - share.from) * part;
+    part = half + 0.5f * (share.from + (share.to - share.from) * std::min(2.0f * (part - half), 1.0f));
     return run.blocks + std::min((int)(part * (float)run.num_blocks), run.num_blocks);
   };
   ahead.layer = c.data + share.layer * c.layer_stride;

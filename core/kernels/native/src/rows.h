@@ -41,14 +41,23 @@ static void matrix_row(const HrMatrix& m, int row, float* out) {
 }
 
 static void norm_run(const float* x, const float* w, int n, float eps, float* y) {
-  V squares = zero();
-  for (int i = 0; i < n; i += 16) {
+  // Four sums, for one would wait for itself.
+  V squares[4] = {zero(), zero(), zero(), zero()};
+  int i = 0;
+  for (; i + 64 <= n; i += 64)
+    for (int j = 0; j < 4; j++) {
+      const V v = load(x + i + 16 * j);
+      squares[j] = fma(v, v, squares[j]);
+    }
+  for (; i < n; i += 16) {
     V v;
     load_or_part(&v, x + i, n - i);
-    squares = fma(v, v, squares);
+    squares[0] = fma(v, v, squares[0]);
   }
-  V by = set1(1.0f / std::sqrt(sum(squares) / (float)n + eps));
-  for (int i = 0; i < n; i += 16) {
+  const V all = add(add(squares[0], squares[1]), add(squares[2], squares[3]));
+  const V by = set1(1.0f / std::sqrt(sum(all) / (float)n + eps));
+  for (i = 0; i + 16 <= n; i += 16) store(y + i, mul(mul(load(x + i), by), load(w + i)));
+  for (; i < n; i += 16) {
     V v, g;
     load_or_part(&v, x + i, n - i);
     load_or_part(&g, w + i, n - i);

@@ -148,7 +148,11 @@ struct Finish {
   const float* divisors;
   Sums sums, next;  // those under way
   int done = 0, each = 0, wait = 0;
+  const bool asks;
   V scales[4] = {};
+
+  Finish(const Product& p, const float* divisors) : p(p), divisors(divisors), asks(asks_for(p, p.end_row - p.first_row)) {}
+  static bool asks_for(const Product& p, int rows) { return p.residual.base && rows > TILE_ROWS && rows <= 2 * TILE_ROWS; }
 
   inline V sum(const float* at, int c) const { return mul(load(at + (c / 2 * 4 + c % 2) * TILE_FLOATS), scales[c]); }
 
@@ -182,11 +186,18 @@ struct Finish {
   inline void some() {
     if (--wait < 0 && done < sums.n) rows(std::min(done + each, sums.n));
   }
+  // What is added to sums was another thread's, with other columns, in the operation before. So it is on its way while they are
+  // added up: with so many rows that they would wait for it, and so few that all of it stays in a near cache until then.
+  void ask_for(const Sums& s) const {
+    for (int r = s.row; r < s.row + s.n; r++)
+      for (int c = 0; c < s.blocks; c++) fetch_near(p.residual.row(r) + (s.block + c) * 16);
+  }
   // What is left, and then `following`, of which the sums come in so many calls of `some`.
   void begin(const Sums& following, int calls) {
     rows(sums.n);
     sums = next;
     next = following;
+    if (asks && calls) ask_for(next);
     for (int c = 0; c < sums.blocks; c++) scales[c] = set1(divisors[sums.block + c] * TILE_SUM);
     done = 0;
     wait = calls > WAIT ? WAIT : 0;
@@ -281,7 +292,7 @@ static void tile_product(const Product& p, const float* divisors, int first, int
   // A load looks like an earlier store of the same place in another page, and waits for it. So weights are written away from where
   // rows are read.
   opened += ((uintptr_t)tile_row(*p.ints, p.first_row, 0) + APART - (uintptr_t)opened) % PAGE;
-  Finish finish{p, divisors, {}, {}};
+  Finish finish(p, divisors);
   int turn = 0;
   // The last rows may need another shape, which clears the tiles; so it is given once for all rows that have it.
   const int whole = rows / (2 * TILE_ROWS) * 2 * TILE_ROWS, rest = rows - whole;
