@@ -23,11 +23,11 @@ static inline int features_of(int hd) {
 }
 
 // Whether values are gathered first, so that a product sums over all keys of a tile: it takes as long for 16 as for 64 of them. For
-// few queries that is not worth it.
+// few queries that is not worth it. A sum of integers is the same either way.
 static inline bool gathers(int n) { return n > TILE_ROWS; }
 
 // Shapes for the queries of a unit: 16, or fewer, at a time; of more, the last 16 may have rows that nobody wants. Sums (0 to 3) of
-// 16 keys, or of 16 features; queries (4) and 16 keys (5) of as many features; weights (6) and values (7) of 16 keys.
+// 16 keys, or of 16 features; queries (4) and 16 keys (5) of as many features; weights (6) and values (7) of 16 keys, or of 64.
 static void set_attention_tiles(int hd, int n) {
   const int features = features_of(hd), rows = std::min(n, TILE_ROWS);
   TileShapes shapes;
@@ -174,7 +174,8 @@ HR_INLINE V weights_of_row(float* s, const Scales& scales, V top, V* total, cons
 }
 
 // A processor whose tiles have had nothing to multiply for half a microsecond puts them to sleep, and stands still for a third of one
-// meanwhile (measured with Sapphire Rapids' successor). So they get a product now and then, whose sums nobody wants.
+// meanwhile (as measured; no manual says so). The softmax of many rows takes longer. So tiles get a product now and then, whose
+// sums nobody wants.
 static inline void keep_awake(int row, int n) {
   if (gathers(n) && row % TILE_ROWS == 0) HR_TILE_VALUE(0, 6, 7);
 }
