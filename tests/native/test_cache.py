@@ -28,10 +28,11 @@ PROMPT = [(7 * i * i + 3 * i) % 99 for i in range(53)]
 BLOCKS = [9, 4, 31, 2]
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
+@pytest.fixture(scope="module", params=[32, 64, 128])
+def path(tmp_path_factory, request):
+    """A model whose heads are turned in two vectors, in four at once, and in two times four."""
     family = FAMILIES["llama"]
-    return write(family, make(family, head_dim=32), "safetensors", tmp_path_factory.mktemp("llama"))
+    return write(family, make(family, head_dim=request.param), "safetensors", tmp_path_factory.mktemp("llama"))
 
 
 def cached(model, attention, layer):
