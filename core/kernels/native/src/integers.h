@@ -53,7 +53,7 @@ static inline uint16_t* tile_row(const HrInts& ints, uint64_t row, uint64_t grou
 }
 
 // A group of a row. Of each four the order is 0, 2, 1, 3, as `open` has it.
-static inline void put_whole_group(const HrInts& ints, int64_t row, int64_t group, V a, V b) {
+static inline void put_group(const HrInts& ints, int64_t row, int64_t group, V a, V b) {
   alignas(64) static constexpr uint16_t order[32] = {0,  2,  1,  3,  4,  6,  5,  7,  8,  10, 9,  11, 12, 14, 13, 15,
                                                      16, 18, 17, 19, 20, 22, 21, 23, 24, 26, 25, 27, 28, 30, 29, 31};
   __m512i both = (__m512i)_mm512_cvtne2ps_pbh(mul(b, set1(TILE_ROW)).x, mul(a, set1(TILE_ROW)).x);
@@ -63,25 +63,21 @@ static inline void put_whole_group(const HrInts& ints, int64_t row, int64_t grou
 #else
 
 // A group of a row.
-static inline void put_whole_group(const HrInts& ints, int64_t row, int64_t group, V a, V b) {
+static inline void put_group(const HrInts& ints, int64_t row, int64_t group, V a, V b) {
   quantize_group(a, b, ints.q + row * ints.stride + GROUP * group, scales_of(ints, row) + PER_GROUP * group);
 }
 
 #endif
 
-// `x` may end early: the rest counts as 0.
-static inline void put_group(const HrInts& ints, int64_t row, int64_t group, const float* x, int n) {
-  V a, b = zero();
-  load_or_part(&a, x, n);
-  if (n > 16) load_or_part(&b, x + 16, n - 16);
-  put_whole_group(ints, row, group, a, b);
-}
-
 // Values of a row from a group on. What a last group has no value for counts as 0.
 static inline void put_row(const HrInts& ints, int64_t row, int64_t group, const float* x, int width) {
   int at = 0;
-  for (; at + GROUP <= width; at += GROUP, group++) put_whole_group(ints, row, group, load(x + at), load(x + at + 16));
-  if (at < width) put_group(ints, row, group, x + at, width - at);
+  for (; at + GROUP <= width; at += GROUP, group++) put_group(ints, row, group, load(x + at), load(x + at + 16));
+  if (at == width) return;
+  V a, b = zero();
+  load_or_part(&a, x + at, width - at);
+  if (width - at > 16) load_or_part(&b, x + at + 16, width - at - 16);
+  put_group(ints, row, group, a, b);
 }
 
 }  // namespace HR_ISA

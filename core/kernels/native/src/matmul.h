@@ -25,16 +25,19 @@ static CacheAhead cache_ahead(const Run& run, const HrOp& op, float from, float 
   if (!run.num_blocks || share.to <= share.from) return ahead;
   const HrCache& c = run.program->cache;
   // Half of the threads begin at the end, with products as with attention: what one fetches from either end, it will read itself.
-  const float half = from < 0.5f ? 0.0f : 0.5f;
-  auto block_of = [&](float part) {
-    part = half + 0.5f * (share.from + (share.to - share.from) * std::min(2.0f * (part - half), 1.0f));
+  // So each half of a product has its part of each half of the blocks.
+  auto block_of = [&](float half, float part) {
+    part = half + 0.5f * (share.from + (share.to - share.from) * 2.0f * (part - half));
     return run.blocks + std::min((int)(part * (float)run.num_blocks), run.num_blocks);
   };
+  const float half = from < 0.5f ? 0.0f : 0.5f;
   ahead.layer = c.data + share.layer * c.layer_stride;
   ahead.block_bytes = c.block_stride;
-  ahead.next = block_of(from);
-  ahead.end = block_of(to);
-  const int64_t lines = (ahead.end - ahead.next) * ahead.block_bytes / 64;
+  ahead.next = block_of(half, from);
+  ahead.end = block_of(half, std::min(to, half + 0.5f));
+  ahead.then = ahead.last = ahead.end;
+  if (from < 0.5f && to > 0.5f) ahead.then = block_of(0.5f, 0.5f), ahead.last = block_of(0.5f, to);
+  const int64_t lines = (ahead.end - ahead.next + ahead.last - ahead.then) * ahead.block_bytes / 64;
   const int64_t blocks = blocks_here / (rows < SEVERAL_ROWS ? 1 : COLUMNS);
   const int64_t turns = std::max<int64_t>(1, blocks * passes * ((m.k + GROUP - 1) / GROUP));
   ahead.each = (int)std::min((lines + turns - 1) / turns, std::max<int64_t>(FEWEST_LINES, (LINES * passes - weights) / passes));

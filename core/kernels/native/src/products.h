@@ -79,11 +79,13 @@ struct CacheAhead {
   const char* layer = nullptr;
   int64_t block_bytes = 0;                       // of that layer
   const int32_t *next = nullptr, *end = nullptr;  // blocks to come
+  const int32_t *then = nullptr, *last = nullptr;  // and after them
   const char *at = nullptr, *to = nullptr;        // in the present one
   int each = 0;
   inline void operator()() {
     for (int i = 0; i < each; i++, at += 64) {
       if (at == to) {
+        if (next == end) next = then, end = then = last;
         if (next == end) {
           each = 0;
           return;
@@ -377,7 +379,7 @@ static inline void finish_row(const Product& p, int block, int row, V y) {
 // And of a unit, 4 blocks: 32 gates and their 32 ups, which make one group of integers, or 32 floats.
 static inline void finish_gated(const Product& p, int unit, int row, V gate0, V gate1, V up0, V up1) {
   const V a = mul(activated(p.op.act, gate0), up0), b = mul(activated(p.op.act, gate1), up1);
-  if (p.op.qout >= 0) put_whole_group(p.run.program->ints[p.op.qout], row, unit, a, b);
+  if (p.op.qout >= 0) put_group(p.run.program->ints[p.op.qout], row, unit, a, b);
   if (p.out.data) store(p.out.row(row) + 32 * unit, a), store(p.out.row(row) + 32 * unit + 16, b);
 }
 
