@@ -22,7 +22,9 @@ FOLDERS = ("core", "hooks", "plugins", "server")
 NATIVE = Path("core", "kernels", "native")
 LIBRARY = "_headrace.so"
 # No sum may be contracted or reordered: the same row must give the same bits in every kernel.
-FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -Wno-maybe-uninitialized -Wno-psabi"
+# Where a loop happens to lie changes its speed by 5 %, so all begin a line.
+FLAGS = "-std=c++20 -O3 -falign-loops=64 -ffp-contract=off -fPIC -fvisibility=hidden"
+FLAGS += " -Wno-maybe-uninitialized -Wno-psabi"
 AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c"
 X86 = {"avx2": "-mavx2 -mfma -mf16c", "avx512": AVX512}
 # What a compiler may not know (GCC does from 12 on); the library has the others then.

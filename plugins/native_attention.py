@@ -24,14 +24,16 @@ KEY_NORM, LARGEST_VALUE = 32767.0, 8191.0
 LARGEST_BYTE = 127.0
 """Of 8 bits: what the largest feature becomes, of keys after they were turned."""
 MAX_HEAD_DIM = 512
-BYTES_DIALECT = "amx"
-"""The instruction set that multiplies 8 bits."""
+BYTES_DIALECTS = ("amx", "avx512")
+"""Instruction sets for which 8 bits are the faster ones."""
+NO_BYTES = ("avx2",)
+"""Those that cannot sum products of 8 bits."""
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Attributes:
-    bits: of the KV cache's integers, 8 or 16. 8 take half the memory, and the instruction set `amx`. Unset: 8 where
-        the kernels have that and the weights fewer than 16 bits on average, else 16.
+    bits: of the KV cache's integers, 8 or 16. 8 take half the memory; the instruction set `avx2` has none. Unset: 8
+        with `amx` and `avx512` where weights have fewer than 16 bits on average, else 16.
     """
 
     bits: Literal[8, 16] | None = None
@@ -74,8 +76,8 @@ class NativeAttention(Sdpa):
         found = self._dialect or dialect()
         if found is None:
             return "the compiled kernels were not built"
-        if self.bits == 8 and found != BYTES_DIALECT:
-            return f"a cache of 8 bits needs the kernels {BYTES_DIALECT}, these are {found}; set the option bits to 16"
+        if self.bits == 8 and found in NO_BYTES:
+            return f"the kernels {found} have no cache of 8 bits; set the option bits to 16"
         if device != "cpu":
             return f"it runs on a cpu, not on {device}"
         if head_dim % 16 or head_dim > MAX_HEAD_DIM:
@@ -158,7 +160,7 @@ def _build(context: Context, options: Options) -> NativeAttention:
 
 def _bits(context: Context) -> int:
     few = context.weight_bits is not None and context.weight_bits < 16
-    return 8 if few and context.kernels == BYTES_DIALECT else 16
+    return 8 if few and context.kernels in BYTES_DIALECTS else 16
 
 
 def _auto(context: Context, options: None) -> Attention:

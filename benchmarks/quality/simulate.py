@@ -81,7 +81,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
     rows: Round = as_is
 
 
-BY_32, BY_ROW = grouped(32), grouped(None)
+BY_16, BY_32, BY_ROW = grouped(16), grouped(32), grouped(None)
+FINER = dict.fromkeys(("q", "k", "v", "head"), BY_16)
 BF16, FP16 = through(torch.bfloat16), through(torch.float16)
 HEAD_6 = grouped(32, bits=6)
 CANDIDATES = (
@@ -93,6 +94,7 @@ CANDIDATES = (
         into={"down": BY_32, "o": BY_32},
     ),
     Candidate(name="activations: groups of 32", activations=BY_32),
+    Candidate(name="activations: groups of 32, of 16 into q, k, v and the head", activations=BY_32, into=FINER),
     Candidate(name="KV: bfloat16", keys_values=BF16),
     Candidate(name="KV: float16", keys_values=FP16),
     Candidate(name="KV: int8, one scale a token and head", keys_values=BY_ROW),
@@ -110,6 +112,21 @@ CANDIDATES = (
     Candidate(name="activations by 32, KV bfloat16", activations=BY_32, keys_values=BF16),
     Candidate(name="activations by 32, KV float16", activations=BY_32, keys_values=FP16),
     Candidate(name="activations by 32, KV int8 by 32", activations=BY_32, keys_values=BY_32),
+    Candidate(
+        name="activations by 32, KV and queries int8, keys turned",
+        activations=BY_32,
+        keys_values=BY_ROW,
+        queries=BY_ROW,
+        turns=True,
+    ),
+    Candidate(
+        name="activations by 32, by 16 into q, k, v and the head, KV and queries int8, keys turned",
+        activations=BY_32,
+        into=FINER,
+        keys_values=BY_ROW,
+        queries=BY_ROW,
+        turns=True,
+    ),
     Candidate(name="activations by 32, KV float16, head 6 bits", activations=BY_32, keys_values=FP16, head=HEAD_6),
     Candidate(name="activations by 32, KV float16, rows float16", activations=BY_32, keys_values=FP16, rows=FP16),
 )

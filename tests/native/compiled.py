@@ -16,14 +16,14 @@ from headrace.core.kernels.native.model import NativeModel
 from headrace.core.model.load import load
 from headrace.hooks.protocols import Architecture, Attention, Quantizer
 from headrace.hooks.testing.attention import garbage
-from headrace.plugins.native_attention import BYTES_DIALECT, LARGEST_BYTE, NativeAttention, turned
+from headrace.plugins.native_attention import LARGEST_BYTE, NO_BYTES, NativeAttention, turned
 from headrace.plugins.sdpa import Plan, Sdpa
 from headrace.plugins.unquantized import Unquantized
 from tests.model.tiny import open_checkpoint
 
 BLOCK_SIZE = 16
 DIALECTS = [name for name in ("amx", "avx512", "avx2", "portable") if dialect(name)]
-KERNELS = [*(name + " 8" for name in DIALECTS if name == BYTES_DIALECT), *DIALECTS]
+KERNELS = [*(name + " 8" for name in DIALECTS if name not in NO_BYTES), *DIALECTS]
 """The dialects, first with a KV cache of 8 bits, where they have one, then of 16."""
 
 pytestmark = pytest.mark.skipif(dialect() is None, reason="the kernels were not compiled: there is no C++ compiler")

@@ -17,7 +17,7 @@ from headrace.hooks.protocols import Context
 from headrace.hooks.settings import Model, Settings
 from headrace.hooks.testing.attention import garbage
 from headrace.plugins.llama import Llama
-from headrace.plugins.native_attention import BYTES_DIALECT, NativeAttention, turned
+from headrace.plugins.native_attention import BYTES_DIALECTS, NativeAttention, turned
 from headrace.plugins.sdpa import Plan, Sdpa
 from tests.model.tiny import batch, transformers_model
 from tests.model.tiny_families import FAMILIES, make, write
@@ -151,11 +151,16 @@ def test_one_large_feature_leaves_the_others_their_8_bits():
         ("amx", None, None, 16),
         ("amx", 5.7, 16, 16),
         ("amx", 32.0, 8, 8),
-        ("avx512", 5.7, None, 16),
+        ("avx512", 5.7, None, 8),
+        ("avx512", 16.0, None, 16),
+        ("avx512", 5.7, 16, 16),
+        ("avx2", 5.7, None, 16),
+        ("portable", 5.7, None, 16),
+        ("portable", 5.7, 8, 8),
         (None, 5.7, None, 16),
     ],
 )
-def test_8_bits_are_for_amx_and_weights_of_few_bits_unless_asked_for(kernels, weight_bits, asked, bits):
+def test_8_bits_are_where_they_are_faster_and_weights_few_bits_unless_asked_for(kernels, weight_bits, asked, bits):
     use = Use(use="native", options={} if asked is None else {"bits": asked})
     context = Context(kernels=kernels, weight_bits=weight_bits)
     attention = discover(Settings(), no_origin).build("attention", use, context).component
@@ -165,11 +170,11 @@ def test_8_bits_are_for_amx_and_weights_of_few_bits_unless_asked_for(kernels, we
 
 
 def test_kernels_that_have_no_8_bits_say_so():
-    reason = NativeAttention("avx512", bits=8).supports(
+    reason = NativeAttention("avx2", bits=8).supports(
         head_dim=64, num_heads=9, num_kv_heads=3, window=None, softcap=None, device="cpu"
     )
 
-    assert reason == "a cache of 8 bits needs the kernels amx, these are avx512; set the option bits to 16"
+    assert reason == "the kernels avx2 have no cache of 8 bits; set the option bits to 16"
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -199,7 +204,7 @@ def test_an_attention_is_told_what_the_quantizer_keeps_and_auto_goes_by_it(tmp_p
     opened.checkpoint.close()
 
     assert opened.context.weight_bits == pytest.approx(weight_bits, rel=0.05)
-    few = weight_bits < 16 and opened.context.kernels == BYTES_DIALECT
+    few = weight_bits < 16 and opened.context.kernels in BYTES_DIALECTS
     assert opened.attention.kv_dtype == ("int8" if few else "int16")
 
 

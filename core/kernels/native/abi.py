@@ -10,7 +10,7 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
-VERSION = 6
+VERSION = 7
 LIBRARY = Path(os.environ.get("HEADRACE_KERNELS") or Path(__file__).with_name("_headrace.so"))
 """The environment may name another build, such as one with sanitizers."""
 
@@ -104,7 +104,7 @@ class Buffer(Structure):
 
 
 class Ints(Structure):
-    _fields_ = (("q", c_void_p), ("scales", c_void_p), ("stride", c_int64))
+    _fields_ = (("q", c_void_p), ("scales", c_void_p), ("stride", c_int64), ("per_group", c_int64))
 
 
 class Turn(Structure):

@@ -37,10 +37,11 @@ class Place(Struct, frozen=True):
 
 
 class Space(Struct, frozen=True):
-    """A buffer: how wide its rows are, and what they stand for."""
+    """A buffer: how wide its rows are, and what they stand for; of integers, whether halves of a group have scales."""
 
     width: int
     domain: Domain
+    fine: bool = False
 
 
 class Segment(Struct, frozen=True):
@@ -74,15 +75,18 @@ class Lowered(Struct, frozen=True, kw_only=True):
     scratch_floats: int
 
 
-def lower(program: p.Program, tensors: Mapping[str, Tensor], packed: dict[str, Packed], *, attention: bool) -> Lowered:
+def lower(
+    program: p.Program, tensors: Mapping[str, Tensor], packed: dict[str, Packed], *, attention: bool, fine: bool = False
+) -> Lowered:
     """Lower *program*.
 
     Args:
         tensors: weights used as they are, float32.
         packed: matrices the library can multiply; those it takes over are removed.
         attention: whether the library has the KV cache.
+        fine: whether integers on their way to keys, values and logits have a scale for each 16 instead of each 32.
     """
-    lowering = _Lowering(program, tensors, packed, attention)
+    lowering = _Lowering(program, tensors, packed, attention, fine)
     return lowering.run()
 
 
@@ -94,8 +98,8 @@ class _Spaces:
         self._free: dict[Space, list[int]] = {}
         self._until: dict[int, int] = {}
 
-    def take(self, width: int, domain: Domain, until: int) -> int:
-        space = Space(width, domain)
+    def take(self, width: int, domain: Domain, until: int, *, fine: bool = False) -> int:
+        space = Space(width, domain, fine)
         free = self._free.get(space)
         index = free.pop() if free else len(self.spaces)
         if index == len(self.spaces):
@@ -114,12 +118,13 @@ class _Spaces:
 
 class _Lowering:
     def __init__(
-        self, program: p.Program, tensors: Mapping[str, Tensor], packed: dict[str, Packed], attention: bool
+        self, program: p.Program, tensors: Mapping[str, Tensor], packed: dict[str, Packed], attention: bool, fine: bool
     ) -> None:
         self.program = program
         self.tensors = tensors
         self.packed = packed
         self.attention = attention
+        self.fine = fine
         self.ops: list[Op] = []
         self.matrices: list[Packed | Tensor] = []
         self.tables: dict[str, int] = {}
@@ -404,7 +409,9 @@ class _Lowering:
         assert isinstance(op, p.Head)
         outputs: dict[str, Any] = {}
         if self.packed[op.weight].integers:
-            self.integers[head] = outputs["qout"] = self.ints.take(_whole_groups(width), Domain.SAMPLES, head)
+            self.integers[head] = outputs["qout"] = self.ints.take(
+                _whole_groups(width), Domain.SAMPLES, head, fine=self.fine
+            )
         else:
             buf = self.floats.take(width, Domain.SAMPLES, head)
             self.places[head] = Place(buf, 0, width, Domain.SAMPLES)
@@ -464,7 +471,8 @@ class _Lowering:
         wanted = [] if only_floats else [user for user in self.users[i] if self._wants_integers(user)]
         outputs: dict[str, Any] = {"width": width}
         if wanted and width % 32 == 0:
-            self.integers[i] = outputs["qout"] = self.ints.take(width, domain, max(wanted))
+            fine = self._wants_fine(i)
+            self.integers[i] = outputs["qout"] = self.ints.take(width, domain, max(wanted), fine=fine)
         else:
             wanted = []
         if len(wanted) < len(self.users[i]) or not wanted:
@@ -477,11 +485,20 @@ class _Lowering:
         op = self.program.ops[user]
         return isinstance(op, p.Linear) and op.weight in self.packed and self.packed[op.weight].integers
 
+    def _wants_fine(self, i: int) -> bool:
+        """Whether a product makes an attention's values of value *i*, or logits."""
+        ops = self.program.ops
+
+        def is_values(x: int) -> bool:
+            return any(isinstance(op := ops[user], p.Attend) and op.value == x for user in self.users[x])
+
+        return self.fine and any(isinstance(ops[user], p.Head) or is_values(user) for user in self.users[i])
+
     def _integers(self, x: int) -> int:
         """The integers of value *x*, made now if they are not there."""
         if x not in self.integers:
-            at = self.places[x]
-            self.integers[x] = self.ints.take(_whole_groups(at.width), at.domain, self._until(x))
+            at, fine = self.places[x], self._wants_fine(x)
+            self.integers[x] = self.ints.take(_whole_groups(at.width), at.domain, self._until(x), fine=fine)
             self.emit(Kind.QUANT, at.domain, a=at.ref, width=at.width, qout=self.integers[x])
         return self.integers[x]
 

@@ -72,8 +72,10 @@ class NativeModel:
             else:
                 packed[name] = found
         native_cache = getattr(attention, "native", False)
+        # What 8 bits of keys and values cost in faithfulness, finer rows before them and before the head give back.
+        fine = native_cache and dialect != "amx" and store.pool.dtype is torch.int8
         self._plain = {name: tensor.contiguous() for name, tensor in tensors.items() if name not in packed}
-        self.lowered = lower(program, self._plain, packed, attention=native_cache)
+        self.lowered = lower(program, self._plain, packed, attention=native_cache, fine=fine)
         self._between = ReferenceModel(program, self._plain, foreign, store, attention)
         self._floats = _Memory(self.lowered.buffers)
         self._ints = _IntMemory(self.lowered.ints, value_bytes=2 if dialect == "amx" else 1)
@@ -284,7 +286,7 @@ class _Memory:
 
 
 class _IntMemory:
-    """Integer buffers: `[rows, width]` of 8 bits, or of bfloat16, and three floats for each group of 32."""
+    """Integer buffers: `[rows, width]` of 8 bits, or of bfloat16, and three floats for each group of 32, or four."""
 
     def __init__(self, spaces: list[Space], *, value_bytes: int) -> None:
         self._spaces = spaces
@@ -296,9 +298,10 @@ class _IntMemory:
         for i, space in enumerate(self._spaces):
             if space.domain is domain:
                 q = torch.zeros(rows, space.width * self._value_bytes, dtype=torch.int8)
-                scales = torch.zeros(rows, space.width // 32 * 3)
+                per_group = 4 if space.fine else 3
+                scales = torch.zeros(rows, space.width // 32 * per_group)
                 self._kept[i] = q, scales
-                self.structs[i] = abi.Ints(q.data_ptr(), scales.data_ptr(), space.width)
+                self.structs[i] = abi.Ints(q.data_ptr(), scales.data_ptr(), space.width, per_group)
 
 
 class _Turns:

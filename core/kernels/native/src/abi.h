@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define HR_ABI 6
+#define HR_ABI 7
 
 enum HrKind : int32_t {
   HR_EMBED,     // out = row tokens[t] of matrix
@@ -69,9 +69,10 @@ struct HrBuffer {
 // What products of 4- and 8-bit weights multiply. `amx` has bfloat16 there, in the order of its tiles (see put_group), of twice the
 // bytes, and no scales; rows are whole tiles of 16.
 struct HrInts {
-  int8_t* q;       // [rows, stride]
-  float* scales;   // [rows, stride / 32, 3]: see PER_GROUP
-  int64_t stride;  // bytes a row, a multiple of 32
+  int8_t* q;          // [rows, stride]
+  float* scales;      // [rows, stride / 32, per_group]
+  int64_t stride;     // bytes a row, a multiple of 32
+  int64_t per_group;  // floats that a group has with it: PER_GROUP, or PER_FINE_GROUP
 };
 
 struct HrTurn {
@@ -82,7 +83,7 @@ struct HrTurn {
   float* sin;
 };
 
-// Keys and values as integers of 16 bits or, with `amx` alone, 8, each token's with a scale of its own. What a head has of a block:
+// Keys and values as integers of 16 bits or, except with `avx2`, 8, each token's with a scale of its own. What a head has of a block:
 // block_size * head_dim integers, then block_size scales in float32. Of n integers in 4 bytes, keys: number i % n of the (i / n)-th
 // 4 bytes of slot s at (i / n * block_size + s) * n + i % n, so that 16 slots are lanes. Values: feature i of slot s at
 // (s / n * head_dim + i) * n + s % n, so that 16 features are. Keys of 8 bits are turned first: see spread().

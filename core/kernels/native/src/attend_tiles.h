@@ -12,9 +12,6 @@ namespace HR_ISA {
 #define HR_TILE_SCORE(sums, queries, keys) asm volatile("tdpbssd %%tmm" #keys ", %%tmm" #queries ", %%tmm" #sums ::)
 #define HR_TILE_VALUE(sums, weights, values) asm volatile("tdpbusd %%tmm" #values ", %%tmm" #weights ", %%tmm" #sums ::)
 
-// The largest of a row's weights in a tile.
-constexpr float HEAVIEST = 255.0f;
-
 // Features that a tile of queries and one of keys have: a head in as few equal parts as fit.
 static inline int features_of(int hd) {
   int parts = (hd + 63) / 64;
@@ -39,13 +36,6 @@ static void set_attention_tiles(int hd, int n) {
   shapes.set();
 }
 
-// A query, turned as keys are, and its scale.
-static float query_bytes(const float* q, int hd, int16_t* to) {
-  float turned[512];
-  spread(q, turned, hd);
-  return bytes_of(turned, hd, (int8_t*)to);
-}
-
 // What comes next is on its way in parts, the keys beside the scores and the values beside the softmax, or what is wanted now would
 // wait behind it.
 static inline void fetch_keys(const Tile* next, int column) {
@@ -54,17 +44,17 @@ static inline void fetch_keys(const Tile* next, int column) {
 }
 static inline void fetch_values(const Tile* next, int column) {
   if (next && column < next->columns)
-    for (int i = 0; i < next->hd * 16; i += 64) fetch((const char*)next->values[column] + i);
+    for (int i = 0; i < next->hd * 16; i += 64) fetch(next->values[column] + i);
 }
 
 // Sums of products of queries and keys, as integers where scores will be.
 static void scores_of_bytes(const Tile& t, const Tile* next, const Gathered& g) {
   const int features = features_of(t.hd);
   const int8_t* q = (const int8_t*)g.q;
-  const int64_t stride = t.key_stride * 2, part = features / 4 * stride;
+  const int64_t stride = t.key_stride, part = features / 4 * stride;
   for (int r = 0; r < g.n; r += TILE_ROWS) {
     float* s = g.s + r * KEYS;
-    auto at = [&](int c, int i) { return (const char*)t.keys[c] + i / features * part; };
+    auto at = [&](int c, int i) { return t.keys[c] + i / features * part; };
     HR_TILE_ZERO(0);
     HR_TILE_ZERO(1);
     HR_TILE_ZERO(2);
@@ -272,9 +262,9 @@ static void values_of_bytes(const Tile& t, const Gathered& g) {
   if (gathers(g.n)) {
     for (int c = 0; c < t.columns; c++)
       for (int i = 0; i < t.hd * 16; i += 64)
-        store((float*)(gathered + c * t.hd * 16 + i), load((const float*)((const char*)t.values[c] + i)));
+        store((float*)(gathered + c * t.hd * 16 + i), load((const float*)(t.values[c] + i)));
   } else {
-    for (columns = 0; columns < t.columns; columns++) values[columns] = (const char*)t.values[columns];
+    for (columns = 0; columns < t.columns; columns++) values[columns] = t.values[columns];
   }
   for (int r = 0; r < g.n; r += TILE_ROWS) {
     int i = 0;

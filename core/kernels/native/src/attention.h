@@ -1,8 +1,8 @@
 // Attention over the paged cache, with a running softmax over tiles of keys.
 //
-// Queries, keys, values and weights are 16-bit integers with a scale for each row of them: one instruction multiplies two
-// pairs, twice what it does for floats, and nothing has to be converted on the way. A sum over a tile is exact. (Of 8 bits:
-// attend_tiles.h.)
+// Queries, keys, values and weights are integers of 16 bits, or of 8, with a scale for each row of them: one instruction multiplies
+// two pairs, or four, of each lane, twice what it does for floats, or four times, and nothing has to be converted on the way. A sum
+// over a tile is exact. (On the processor's tiles: attend_tiles.h.)
 #pragma once
 #include "rows.h"
 
@@ -12,13 +12,14 @@ constexpr int QUERIES = HR_MAX_QUERIES;  // query rows that a unit takes under t
 constexpr int KEYS = HR_KEYS;            // keys a tile has, aligned to absolute positions
 constexpr float LEAST = -1e38f;          // of scores, so that there is a largest even of none
 constexpr float LOG2_E = 1.44269504088896341f;
+constexpr float HEAVIEST = 255.0f;       // the largest of a row's weights in a tile, as 8 bits
 constexpr int TOGETHER = 2 * COLUMNS;    // vectors of keys, or of features, that are summed at once
 
 // The keys and values of one KV head over a tile: `columns` of 16 keys, which lie apart.
 struct Tile {
-  const int16_t *keys[KEYS / 16], *values[KEYS / 16];
+  const char *keys[KEYS / 16], *values[KEYS / 16];
   const float *key_scales[KEYS / 16], *value_scales[KEYS / 16];
-  int64_t key_stride;  // from one pair of features of a key to the next
+  int64_t key_stride;  // from one 4 bytes of a key's features to the next
   int columns, num_keys, hd;
 };
 
@@ -26,40 +27,86 @@ struct Tile {
 struct Gathered {
   int n;                             // queries
   const int* positions;              // [n]
-  int16_t *q, *w;                    // [n, hd]; [n, KEYS], the weights of a tile's values
+  const int32_t* start;              // [n]: what a sum of products of keys begins with
+  char *q, *w;                       // [n, hd]; [n, KEYS], the weights of a tile's values
   float *o, *s;                      // [n, hd]; [n, KEYS]
   float *q_scale, *w_scale, *again;  // [n]; again: what is left of `o` when a tile is added
   float *top, *total;                // [n], [n, 16]: the sum of weights is that of the lanes
 };
 
+// What 4 bytes hold of a key, a query, a value or a weight, and how they are multiplied.
+struct Shorts {
+  static constexpr int N = 2;
+  static inline P keys(const char* p) { return load_pairs((const int16_t*)p); }
+  static inline P values(const char* p) { return load_pairs((const int16_t*)p); }
+  static inline P set(const char* p) { return set_pair((const int16_t*)p); }
+  static inline I begin(int32_t) { return i_zero(); }
+  static inline I add_keys(I sum, const P& keys, const P& query) { return dot2(sum, keys, query); }
+  static inline I add_values(I sum, const P& values, const P& weights) { return dot2(sum, values, weights); }
+  // What a query is multiplied with for its integers, and where its sums begin.
+  static inline float query(const float* x, int hd, char* to, int32_t* start) {
+    *start = 0;
+    return shorts_of(x, hd, (int16_t*)to);
+  }
+  // The scale of weights of which `most` is the largest, and their sum `all`.
+  static inline V scale(V most, V all) { return max(mul(most, set1(1.0f / SHORT_WEIGHT)), mul(all, set1(1.0f / SHORT_WEIGHTS))); }
+  static inline void store(char* w, int i, I weights) { store_shorts((int16_t*)w + i, weights); }
+};
+
+#if !defined(HR_AVX2)
+// One factor of a product has no sign: keys get 128 more, and sums begin with as much less.
+struct Octets {
+  static constexpr int N = 4;
+  static inline U keys(const char* p) { return raised(load_u((const uint8_t*)p)); }
+  static inline U values(const char* p) { return load_u((const uint8_t*)p); }
+  static inline U set(const char* p) { return set_quad(p); }
+  static inline I begin(int32_t start) { return i_set1(start); }
+  static inline I add_keys(I sum, const U& keys, const U& query) { return dot4(sum, keys, query); }
+  static inline I add_values(I sum, const U& values, const U& weights) { return dot4(sum, weights, values); }
+  static inline float query(const float* x, int hd, char* to, int32_t* start) {
+    float turned[512];
+    spread(x, turned, hd);
+    const float scale = bytes_of(turned, hd, (int8_t*)to);
+    I all = i_zero();
+    for (int i = 0; i < hd / 64 * 64; i += 64) all = dot4(all, raised(zeros()), load_u((const uint8_t*)to + i));
+    *start = -(int32_t)sum(to_float(all));
+    for (int i = hd / 64 * 64; i < hd; i++) *start -= 128 * to[i];
+    return scale;
+  }
+  // `all` is no number where one of the weights is none.
+  static inline V scale(V most, V all) { return fma(all, zero(), mul(most, set1(1.0f / HEAVIEST))); }
+  static inline void store(char* w, int i, I weights) { store_weights((uint8_t*)w + i, weights); }
+};
+#endif
+
 // What is read after a tile is on its way a bit with each pair, where FETCH, so that memory has something to do all the while:
 // it is nowhere the processor would guess.
-template <int R, int C, bool FETCH>
+template <class S, int R, int C, bool FETCH>
 static inline void scores_of(const Tile& t, const Tile& next, int column, const Gathered& g, int row) {
   I acc[C][R];
-  const int16_t *keys[C], *ahead[C], *q = g.q + row * t.hd;
+  const int hd = t.hd, width = hd * 4 / S::N;
+  const char *keys[C], *ahead[C], *q = g.q + row * width;
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++) {
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) acc[c][r] = i_zero();
+    for (int r = 0; r < R; r++) acc[c][r] = S::begin(g.start[row + r]);
     keys[c] = t.keys[column + c];
     if (FETCH) ahead[c] = next.keys[column + c];
   }
-  const int hd = t.hd;
   const int64_t stride = t.key_stride;
   int64_t at = 0;
-  for (int i = 0; i < hd; i += 2, at += stride) {
-    P k[C];
+  for (int i = 0; i < width; i += 4, at += stride) {
+    decltype(S::keys(q)) k[C];
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) {
-      k[c] = load_pairs(keys[c] + at);
+      k[c] = S::keys(keys[c] + at);
       if (FETCH) fetch(ahead[c] + at);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
-      P by = set_pair(q + r * hd + i);
+      const auto by = S::set(q + r * width + i);
 #pragma GCC unroll 4
-      for (int c = 0; c < C; c++) acc[c][r] = dot2(acc[c][r], k[c], by);
+      for (int c = 0; c < C; c++) acc[c][r] = S::add_keys(acc[c][r], k[c], by);
     }
   }
 #pragma GCC unroll 4
@@ -72,29 +119,29 @@ static inline void scores_of(const Tile& t, const Tile& next, int column, const 
 }
 
 // 16 C features of R rows.
-template <int R, int C, bool FETCH>
+template <class S, int R, int C, bool FETCH>
 static inline void values_of(const Tile& t, const Tile& next, int feature, const Gathered& g, int row) {
   I acc[C][R];
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) acc[c][r] = i_zero();
-  const int stride = 2 * t.hd;
+  const int stride = 4 * t.hd, width = KEYS * 4 / S::N;
   for (int column = 0; column < t.columns; column++) {
-    const int16_t *values = t.values[column] + 2 * feature, *w = g.w + row * KEYS + 16 * column;
-    const int16_t* ahead = FETCH ? next.values[std::min(column, next.columns - 1)] : nullptr;
-    const int pairs = (std::min(16, t.num_keys - 16 * column) + 1) / 2;
-    for (int j = 0; j < pairs; j++, values += stride, w += 2) {
+    const char *values = t.values[column] + 4 * feature, *w = g.w + row * width + 16 * 4 / S::N * column;
+    const char* ahead = FETCH ? next.values[std::min(column, next.columns - 1)] : nullptr;
+    const int steps = (std::min(16, t.num_keys - 16 * column) + S::N - 1) / S::N;
+    for (int j = 0; j < steps; j++, values += stride, w += 4) {
       if (FETCH)
-        for (int i = 0; i < stride; i += 32) fetch(ahead + j * stride + i);
-      P v[C];
+        for (int i = 0; i < stride; i += 64) fetch(ahead + j * stride + i);
+      decltype(S::values(w)) v[C];
 #pragma GCC unroll 4
-      for (int c = 0; c < C; c++) v[c] = load_pairs(values + 32 * c);
+      for (int c = 0; c < C; c++) v[c] = S::values(values + 64 * c);
 #pragma GCC unroll 4
       for (int r = 0; r < R; r++) {
-        P by = set_pair(w + r * KEYS);
+        const auto by = S::set(w + r * width);
 #pragma GCC unroll 4
-        for (int c = 0; c < C; c++) acc[c][r] = dot2(acc[c][r], v[c], by);
+        for (int c = 0; c < C; c++) acc[c][r] = S::add_values(acc[c][r], v[c], by);
       }
     }
   }
@@ -107,31 +154,31 @@ static inline void values_of(const Tile& t, const Tile& next, int feature, const
     }
 }
 
-template <int R, int C>
+template <class S, int R, int C>
 static inline void scores_at(const Tile& t, const Tile* next, int column, const Gathered& g, int row) {
-  if (next && column + C <= next->columns) scores_of<R, C, true>(t, *next, column, g, row);
-  else scores_of<R, C, false>(t, t, column, g, row);
+  if (next && column + C <= next->columns) scores_of<S, R, C, true>(t, *next, column, g, row);
+  else scores_of<S, R, C, false>(t, t, column, g, row);
 }
 
-template <int R>
+template <class S, int R>
 static void scores_of_rows(const Tile& t, const Tile* next, const Gathered& g, int row) {
   int column = 0;
-  for (; TOGETHER > 2 && column + TOGETHER <= t.columns; column += TOGETHER) scores_at<R, TOGETHER>(t, next, column, g, row);
-  for (; COLUMNS > 1 && column + 2 <= t.columns; column += 2) scores_at<R, COLUMNS>(t, next, column, g, row);
-  for (; column < t.columns; column++) scores_at<R, 1>(t, next, column, g, row);
+  for (; TOGETHER > 2 && column + TOGETHER <= t.columns; column += TOGETHER) scores_at<S, R, TOGETHER>(t, next, column, g, row);
+  for (; COLUMNS > 1 && column + 2 <= t.columns; column += 2) scores_at<S, R, COLUMNS>(t, next, column, g, row);
+  for (; column < t.columns; column++) scores_at<S, R, 1>(t, next, column, g, row);
 }
 
-template <int R, int C>
+template <class S, int R, int C>
 static inline void values_at(const Tile& t, const Tile* next, int feature, const Gathered& g, int row) {
-  if (next && next->columns && feature == 0) values_of<R, C, true>(t, *next, feature, g, row);
-  else values_of<R, C, false>(t, t, feature, g, row);
+  if (next && next->columns && feature == 0) values_of<S, R, C, true>(t, *next, feature, g, row);
+  else values_of<S, R, C, false>(t, t, feature, g, row);
 }
 
-template <int R>
+template <class S, int R>
 static void values_of_rows(const Tile& t, const Tile* next, const Gathered& g, int row) {
   int i = 0;
-  for (; COLUMNS > 1 && i + 16 * TOGETHER <= t.hd; i += 16 * TOGETHER) values_at<R, TOGETHER>(t, next, i, g, row);
-  for (; i < t.hd; i += 16) values_at<R, 1>(t, next, i, g, row);
+  for (; COLUMNS > 1 && i + 16 * TOGETHER <= t.hd; i += 16 * TOGETHER) values_at<S, R, TOGETHER>(t, next, i, g, row);
+  for (; i < t.hd; i += 16) values_at<S, R, 1>(t, next, i, g, row);
 }
 
 #define HR_BY_ROWS(call, n)               \
@@ -191,6 +238,7 @@ static inline void raise_tops(Gathered& g, float* tops) {
 // The running softmax over the scores of a tile, which are logarithms to base 2: they become weights, of which the sums are
 // kept, and the scale of what was gathered before. In passes over the rows, for what one needs of the other takes long to
 // come. What is gathered has room for 16 rows more, so that no pass has to count: LEAST and 0 leave a row as it was.
+template <class S>
 static inline void soften(const Tile& t, int tile, int window, float cap, Gathered& g) {
   float tops[QUERIES + 16], sums[QUERIES + 16], most[QUERIES + 16];
   for (int r = 0; r < g.n; r++) {
@@ -221,12 +269,11 @@ static inline void soften(const Tile& t, int tile, int window, float cap, Gather
   }
   store(sums + g.n, zero());
   store(most + g.n, zero());
-  for (int r = 0; r < g.n; r += 16)
-    store(g.w_scale + r, max(mul(load(most + r), set1(1.0f / SHORT_WEIGHT)), mul(load(sums + r), set1(1.0f / SHORT_WEIGHTS))));
+  for (int r = 0; r < g.n; r += 16) store(g.w_scale + r, S::scale(load(most + r), load(sums + r)));
   for (int r = 0; r < g.n; r++) {
     const float size = g.w_scale[r];
     V by = set1(size > 0 && size < INFINITY ? 1.0f / size : 0.0f);
-    for (int c = 0; c < t.columns; c++) store_shorts(g.w + r * KEYS + 16 * c, to_int(mul(load(g.s + r * KEYS + 16 * c), by)));
+    for (int c = 0; c < t.columns; c++) S::store(g.w, r * KEYS + 16 * c, to_int(mul(load(g.s + r * KEYS + 16 * c), by)));
   }
 }
 
@@ -234,13 +281,13 @@ static inline void soften(const Tile& t, int tile, int window, float cap, Gather
 static Tile cached_tile(const Run& run, const HrOp& op, int seq, int kv_head, int tile, int num_keys) {
   const HrCache& c = run.program->cache;
   const int32_t* table = run.step->tables + run.step->cu_blocks[seq];
-  Tile t{{}, {}, {}, {}, 2 * c.block_size, (num_keys + 15) / 16, num_keys, op.inner};
+  Tile t{{}, {}, {}, {}, 4 * c.block_size, (num_keys + 15) / 16, num_keys, op.inner};
   for (int i = 0; i < t.columns; i++) {
     int position = tile + 16 * i, slot = position % c.block_size;
     char* keys = c.data + table[position / c.block_size] * c.block_stride + op.layer * c.layer_stride + kv_head * c.head_stride;
     char* values = keys + c.value_offset;
-    t.keys[i] = (const int16_t*)(keys + 4 * slot);
-    t.values[i] = (const int16_t*)(values + slot * op.inner * c.bits / 8);
+    t.keys[i] = keys + 4 * slot;
+    t.values[i] = values + slot * op.inner * c.bits / 8;
     t.key_scales[i] = scales_at(c, op.inner, keys) + slot;
     t.value_scales[i] = scales_at(c, op.inner, values) + slot;
   }
@@ -248,19 +295,19 @@ static Tile cached_tile(const Run& run, const HrOp& op, int seq, int kv_head, in
 }
 
 // next: what comes after this tile; null where nothing does.
+template <class S>
 static void attend_tile(const HrOp& op, int tile, const Tile& t, const Tile* next, Gathered& g) {
   for (int c = 0; next && c < next->columns; c++) fetch(next->key_scales[c]), fetch(next->value_scales[c]);
-#define HR_SCORES(R) scores_of_rows<R>(t, r == 0 ? next : nullptr, g, r)
+#define HR_SCORES(R) scores_of_rows<S, R>(t, r == 0 ? next : nullptr, g, r)
   HR_BY_ROWS(HR_SCORES, g.n);
 #undef HR_SCORES
-  soften(t, tile, op.window, op.f1, g);
-#define HR_VALUES(R) values_of_rows<R>(t, r == 0 ? next : nullptr, g, r)
+  soften<S>(t, tile, op.window, op.f1, g);
+#define HR_VALUES(R) values_of_rows<S, R>(t, r == 0 ? next : nullptr, g, r)
   HR_BY_ROWS(HR_VALUES, g.n);
 #undef HR_VALUES
 }
 
 #if defined(HR_TILES)
-static float query_bytes(const float* q, int hd, int16_t* to);
 static void set_attention_tiles(int hd, int n);
 static inline void release_tiles();
 static void attend_bytes(const HrOp& op, int tile, const Tile& t, const Tile* next, Gathered& g);
@@ -304,24 +351,21 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int fi
   const int hd = op.inner, heads = op.heads / op.kv_heads, n = (unit.end - unit.first) * heads, all = n * (end_head - first_head);
   float top[QUERIES + 16], total[QUERIES * 16], q_scale[QUERIES], w_scale[QUERIES + 16], again[QUERIES + 16];
   int positions[QUERIES];
+  int32_t start[QUERIES];
   float *o = (float*)(((uintptr_t)scratch + 63) / 64 * 64), *s = o + QUERIES * hd;
-  int16_t *q = (int16_t*)(s + QUERIES * KEYS), *w = q + QUERIES * hd;
+  char *q = (char*)(s + QUERIES * KEYS), *w = q + QUERIES * hd * 2;
   const HrBuffer& query = run.program->buffers[op.a.buf];
-#if defined(HR_TILES)
-  const bool bytes = run.program->cache.bits == 8;
-  const int width = bytes ? hd / 2 : hd;
-#else
-  const int width = hd;
-#endif
+  [[maybe_unused]] const bool bytes = run.program->cache.bits == 8;
+  const int width = hd * run.program->cache.bits / 8;
   for (int r = 0; r < all; r++) {
     int head = (first_head + r / n) * heads + r % n % heads;
     const int row = run.rows[unit.first + r % n / heads];
     const float* from = query.data + row * query.stride + op.a.off + head * hd;
     positions[r] = run.step->positions[row];
-#if defined(HR_TILES)
-    q_scale[r] = bytes ? query_bytes(from, hd, q + r * width) : shorts_of(from, hd, q + r * width);
+#if !defined(HR_AVX2)
+    q_scale[r] = bytes ? Octets::query(from, hd, q + r * width, start + r) : Shorts::query(from, hd, q + r * width, start + r);
 #else
-    q_scale[r] = shorts_of(from, hd, q + r * width);
+    q_scale[r] = Shorts::query(from, hd, q + r * width, start + r);
 #endif
     q_scale[r] *= op.f1 > 0 ? op.f0 : op.f0 * LOG2_E;
     for (int i = 0; i < hd; i += 16) store(o + r * hd + i, zero());
@@ -330,8 +374,8 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int fi
   }
   auto gathered = [&](int h, const Span& span) {
     const int at = (h - first_head) * n + span.i * heads;
-    return Gathered{span.n * heads, positions + at, q + at * width, w,     o + at * hd,    s,
-                    q_scale + at,   w_scale,        again,       top + at, total + 16 * at};
+    return Gathered{span.n * heads, positions + at, start + at, q + at * width, w,        o + at * hd,
+                    s,              q_scale + at,   w_scale,    again,          top + at, total + 16 * at};
   };
   const int spans = num_spans(unit);
   for (int which = 0; which < spans; which++) {
@@ -352,8 +396,13 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int fi
           attend_bytes(op, tile, t, &next, g);
           continue;
         }
+#elif !defined(HR_AVX2)
+        if (bytes) {
+          attend_tile<Octets>(op, tile, t, &next, g);
+          continue;
+        }
 #endif
-        attend_tile(op, tile, t, &next, g);
+        attend_tile<Shorts>(op, tile, t, &next, g);
       }
     }
   }

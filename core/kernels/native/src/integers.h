@@ -17,27 +17,49 @@ static inline void store_or_part(float* p, V v, int n) {
   else store_n(p, v, n);
 }
 
-// Floats that a group of integers has with it: its scale, that times the sum of the integers, and -128 times this.
-constexpr int PER_GROUP = 3;
+// Floats that a group of integers has with it: its scale, or one for each half; the sum of the integers times their scales; and
+// -128 times this.
+constexpr int PER_GROUP = 3, PER_FINE_GROUP = 4;
 
-static inline float* scales_of(const HrInts& ints, int64_t row) { return ints.scales + row * (ints.stride / GROUP * PER_GROUP); }
+static inline float* scales_of(const HrInts& ints, int64_t row) { return ints.scales + row * (ints.stride / GROUP * ints.per_group); }
 
-// One group of 32 as integers -127 ... 127 times a scale.
+// What makes integers -127 ... 127 of numbers of which `top` is the largest, and the scale of these. A NaN or an infinity must not
+// vanish in the rounding: it becomes the scale.
+static inline V to_bytes(float top) { return set1(top > 0 ? 127.0f / top : 0.0f); }
+static inline float scale_of(float top, Bad bad) { return any(bad) ? NAN : top / 127.0f; }
+
+// One group of 32 as integers times a scale.
 static inline void quantize_group(V a, V b, int8_t* q, float* scale) {
   float top = largest(max(abs(a), abs(b)));
-  // A NaN or an infinity must not vanish in the rounding: it becomes the scale.
   Bad bad;
   watch(bad, sub(a, a));
   watch(bad, sub(b, b));
-  float inverse = top > 0 ? 127.0f / top : 0.0f;
-  I ia = to_int(mul(a, set1(inverse))), ib = to_int(mul(b, set1(inverse)));
+  const V by = to_bytes(top);
+  I ia = to_int(mul(a, by)), ib = to_int(mul(b, by));
   store_bytes(q, ia);
   store_bytes(q + 16, ib);
-  float s = any(bad) ? NAN : top / 127.0f;
+  float s = scale_of(top, bad);
   float total = s * sum(add(to_float(ia), to_float(ib)));
   scale[0] = s;
   scale[1] = total;
   scale[2] = -128.0f * total;
+}
+
+// And as two halves.
+static inline void quantize_halves(V a, V b, int8_t* q, float* scale) {
+  const V half[2] = {a, b};
+  float total = 0.0f;
+  for (int i = 0; i < 2; i++) {
+    const float top = largest(abs(half[i]));
+    Bad bad;
+    watch(bad, sub(half[i], half[i]));
+    const I whole = to_int(mul(half[i], to_bytes(top)));
+    store_bytes(q + 16 * i, whole);
+    scale[i] = scale_of(top, bad);
+    total += scale[i] * sum(to_float(whole));
+  }
+  scale[2] = total;
+  scale[3] = -128.0f * total;
 }
 
 #if defined(HR_TILES)
@@ -64,7 +86,81 @@ static inline void put_group(const HrInts& ints, int64_t row, int64_t group, V a
 
 // A group of a row.
 static inline void put_group(const HrInts& ints, int64_t row, int64_t group, V a, V b) {
-  quantize_group(a, b, ints.q + row * ints.stride + GROUP * group, scales_of(ints, row) + PER_GROUP * group);
+  int8_t* q = ints.q + row * ints.stride + GROUP * group;
+  float* scales = scales_of(ints, row) + ints.per_group * group;
+  if (ints.per_group == PER_FINE_GROUP) quantize_halves(a, b, q, scales);
+  else quantize_group(a, b, q, scales);
+}
+
+#endif
+
+#if defined(HR_AVX512) && !defined(HR_TILES)
+
+// Across the lanes of four vectors: what F makes of the i-th's is in every lane 4 j + i.
+template <class F>
+static inline __m512 of_each(F f, const __m512* v) {
+  const __m512 x = f(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+  const __m512 y = f(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+  const __m512d a = _mm512_castps_pd(x), b = _mm512_castps_pd(y);
+  __m512 z = f(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  z = f(z, _mm512_shuffle_f32x4(z, z, 0x4e));
+  return f(z, _mm512_shuffle_f32x4(z, z, 0xb1));
+}
+
+// `quantize_group` of four groups, whose steps wait for one another: all take each together.
+static inline void quantize_four(const V* a, const V* b, int8_t* const* q, float* const* scales) {
+  constexpr int NO_NUMBER = 0x99;  // NaN or infinite
+  __m512 both[4];
+  __mmask16 bad = 0;
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    bad |= _mm512_fpclass_ps_mask(a[i].x, NO_NUMBER) | _mm512_fpclass_ps_mask(b[i].x, NO_NUMBER);
+    both[i] = max(abs(a[i]), abs(b[i])).x;
+  }
+  if (bad) {
+    for (int i = 0; i < 4; i++) quantize_group(a[i], b[i], q[i], scales[i]);
+    return;
+  }
+  const __m128 top = _mm512_castps512_ps128(of_each([](__m512 x, __m512 y) { return _mm512_max_ps(x, y); }, both));
+  const __m128 inverse = _mm_maskz_div_ps(_mm_cmp_ps_mask(top, _mm_setzero_ps(), _CMP_GT_OQ), _mm_set1_ps(127.0f), top);
+  const __m512 by = _mm512_broadcast_f32x4(inverse);
+  const V each[4] = {{_mm512_permute_ps(by, 0x00)}, {_mm512_permute_ps(by, 0x55)}, {_mm512_permute_ps(by, 0xaa)}, {_mm512_permute_ps(by, 0xff)}};
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    const I ia = to_int(mul(a[i], each[i])), ib = to_int(mul(b[i], each[i]));
+    store_bytes(q[i], ia);
+    store_bytes(q[i] + 16, ib);
+    both[i] = _mm512_castsi512_ps(_mm512_add_epi32(ia.x, ib.x));
+  }
+  const __m512 sums = of_each([](__m512 x, __m512 y) { return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_castps_si512(y))); }, both);
+  __m128 s = _mm_div_ps(top, _mm_set1_ps(127.0f)), total = _mm_mul_ps(s, _mm_cvtepi32_ps(_mm_castps_si128(_mm512_castps512_ps128(sums))));
+  __m128 less = _mm_mul_ps(total, _mm_set1_ps(-128.0f)), none = _mm_setzero_ps();
+  _MM_TRANSPOSE4_PS(s, total, less, none);
+  const __m128 found[4] = {s, total, less, none};
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) _mm_mask_storeu_ps(scales[i], 7, found[i]);
+}
+
+// A group of each of R rows.
+template <int R>
+HR_INLINE void put_rows(const HrInts& ints, int64_t row, int64_t group, const V* a, const V* b) {
+  if (R != 4 || ints.per_group == PER_FINE_GROUP) {
+    for (int r = 0; r < R; r++) put_group(ints, row + r, group, a[r], b[r]);
+    return;
+  }
+  int8_t* q = ints.q + row * ints.stride + GROUP * group;
+  float* s = scales_of(ints, row) + PER_GROUP * group;
+  const int64_t next = ints.stride / GROUP * PER_GROUP;
+  int8_t* const qs[4] = {q, q + ints.stride, q + 2 * ints.stride, q + 3 * ints.stride};
+  float* const ss[4] = {s, s + next, s + 2 * next, s + 3 * next};
+  quantize_four(a, b, qs, ss);
+}
+
+#else
+
+template <int R>
+HR_INLINE void put_rows(const HrInts& ints, int64_t row, int64_t group, const V* a, const V* b) {
+  for (int r = 0; r < R; r++) put_group(ints, row + r, group, a[r], b[r]);
 }
 
 #endif

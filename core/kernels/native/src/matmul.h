@@ -56,7 +56,9 @@ static void matmul(const Run& run, const HrOp& op, int first, int end, int next,
   rows = std::min(rows, first_row + parts.size);
   const bool wide = WIDE && m.storage == HR_Q8;
   Product p{run, op, m, ints, operand(run, op, op.a), operand(run, op, op.b), outputs(run, op.out), first_row, first_row,
-            end * blocks, next < 0 ? -1 : next % total * blocks, wide ? (int16_t*)scratch : nullptr, &cache};
+            end * blocks, next < 0 ? -1 : next % total * blocks, wide ? (int16_t*)scratch : nullptr, &cache,
+            (m.k + GROUP - 1) / GROUP, 0, ints ? ints->stride / GROUP * ints->per_group : 0};
+  if (m.storage == HR_Q4 || m.storage == HR_Q8) p.block_size = block_bytes(m.storage, p.groups);
 #if defined(HR_TILES)
   if (m.storage == HR_Q4 || m.storage == HR_Q8) {
     const float* divisors = run.divisors_of[op.matrix];

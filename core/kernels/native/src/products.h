@@ -40,18 +40,37 @@ HR_INLINE void dot_quad(const uint8_t* w, int64_t ws, const int8_t* x, int64_t x
   }
 }
 
-// Sums of the products of one group, for R rows and C blocks.
-template <class W, int R, int C>
-HR_INLINE void dot_group(const uint8_t* w, int64_t ws, const int8_t* x, int64_t xs, D (*d)[R]) {
+// Sums of the products of quads J of one group, for R rows and C blocks.
+template <class W, int R, int C, int... J>
+HR_INLINE void dot_quads(const uint8_t* w, int64_t ws, const int8_t* x, int64_t xs, D (*d)[R]) {
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) d[c][r] = d_zero();
-  // Quads that share bytes come one after the other.
-  dot_quad<W, 0, R, C>(w, ws, x, xs, d), dot_quad<W, 4, R, C>(w, ws, x, xs, d);
-  dot_quad<W, 1, R, C>(w, ws, x, xs, d), dot_quad<W, 5, R, C>(w, ws, x, xs, d);
-  dot_quad<W, 2, R, C>(w, ws, x, xs, d), dot_quad<W, 6, R, C>(w, ws, x, xs, d);
-  dot_quad<W, 3, R, C>(w, ws, x, xs, d), dot_quad<W, 7, R, C>(w, ws, x, xs, d);
+  (dot_quad<W, J, R, C>(w, ws, x, xs, d), ...);
+}
+// Of the whole group. Quads that share bytes come one after the other.
+template <class W, int R, int C>
+HR_INLINE void dot_group(const uint8_t* w, int64_t ws, const int8_t* x, int64_t xs, D (*d)[R]) {
+  dot_quads<W, R, C, 0, 4, 1, 5, 2, 6, 3, 7>(w, ws, x, xs, d);
+}
+// Of its halves, each times the scale it has. s: the floats with the group's integers.
+template <class W, int R, int C>
+HR_INLINE void dot_halves(const uint8_t* w, int64_t ws, const int8_t* x, int64_t xs, const float* s, int64_t ss, V (*sums)[R]) {
+  D d[C][R];
+  auto add = [&](int half) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+    for (int c = 0; c < C; c++)
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        const V sum = to_float(d[c][r]), by = set1(s[r * ss + half]);
+        sums[c][r] = half ? fma(sum, by, sums[c][r]) : mul(sum, by);
+      }
+  };
+  dot_quads<W, R, C, 0, 1, 2, 3>(w, ws, x, xs, d);
+  add(0);
+  dot_quads<W, R, C, 4, 5, 6, 7>(w, ws, x, xs, d);
+  add(1);
 }
 
 // What a group adds, in this order for every kernel. s: the floats with the group's integers. 4-bit weights, d n + m:
@@ -68,6 +87,21 @@ template <int R>
 HR_INLINE void add_q8(const V* sums, V wd, const float* s, int64_t ss, V* acc) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) acc[r] = fma(fma(sums[r], set1(s[r * ss]), set1(s[r * ss + 2])), wd, acc[r]);
+}
+
+// And where its halves have scales, by which their sums are multiplied already.
+template <int R>
+HR_INLINE void add_fine_q4(const V* sums, V wd, V wm, const float* s, int64_t ss, V* acc) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+    acc[r] = fma(sums[r], wd, acc[r]);
+    acc[r] = fma(wm, set1(s[r * ss + 2]), acc[r]);
+  }
+}
+template <int R>
+HR_INLINE void add_fine_q8(const V* sums, V wd, const float* s, int64_t ss, V* acc) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) acc[r] = fma(add(sums[r], set1(s[r * ss + 3])), wd, acc[r]);
 }
 
 // Lines that memory can bring while a processor multiplies one group of COLUMNS blocks by 4 rows.
@@ -121,8 +155,8 @@ HR_INLINE void fetch_group(const uint8_t* w, int64_t ws, int64_t ahead) {
     for (int i = 0; i < N; i++) fetch(w + c * ws + ahead + 64 * i);
 }
 
-// 16 outputs of R rows, in C blocks. w: packed groups.
-template <int R, int C>
+// 16 outputs of R rows, in C blocks. w: packed groups. FINE: whether halves of a group have scales.
+template <int R, int C, bool FINE>
 HR_INLINE void dot_q4(const uint8_t* w, int groups, const Integers in, V (*out)[R]) {
   const int64_t ws = (int64_t)groups * Q4_BYTES;
   V acc[C][R];  // Not in `out`, where each group would have to store them.
@@ -133,15 +167,20 @@ HR_INLINE void dot_q4(const uint8_t* w, int groups, const Integers in, V (*out)[
   int turn = in.pass;
   for (int g = 0; g < groups; g++, w += Q4_BYTES) {
     D d[C][R];
+    V sums[C][R];
     if (--turn < 0) fetch_group<5, C>(w, ws, in.ahead), turn = in.passes - 1;
     (*in.cache)();
-    dot_group<Nibbles, R, C>(w, ws, in.x + g * GROUP, in.xs, d);
+    const float* s = in.s + (FINE ? PER_FINE_GROUP : PER_GROUP) * g;
+    if (FINE) dot_halves<Nibbles, R, C>(w, ws, in.x + g * GROUP, in.xs, s, in.ss, sums);
+    else dot_group<Nibbles, R, C>(w, ws, in.x + g * GROUP, in.xs, d);
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) {
       const uint16_t* by = (const uint16_t*)(w + c * ws + 256);
-      V sums[R];
-      for (int r = 0; r < R; r++) sums[r] = to_float(d[c][r]);
-      add_q4<R>(sums, load_half(by), load_half(by + 16), in.s + PER_GROUP * g, in.ss, acc[c]);
+      if (!FINE)
+        for (int r = 0; r < R; r++) sums[c][r] = to_float(d[c][r]);
+      const V wd = load_half(by), wm = load_half(by + 16);
+      if (FINE) add_fine_q4<R>(sums[c], wd, wm, s, in.ss, acc[c]);
+      else add_q4<R>(sums[c], wd, wm, s, in.ss, acc[c]);
     }
   }
 #pragma GCC unroll 4
@@ -202,7 +241,7 @@ HR_INLINE void sums_q8(const uint8_t* w, int64_t ws, const Integers& in, int g, 
 }
 #endif
 
-template <int R, int C>
+template <int R, int C, bool FINE>
 HR_INLINE void dot_q8(const uint8_t* w, int groups, const Integers in, V (*out)[R]) {
   const int64_t ws = block_bytes(HR_Q8, groups);
   V acc[C][R];
@@ -215,11 +254,14 @@ HR_INLINE void dot_q8(const uint8_t* w, int groups, const Integers in, V (*out)[
     V sums[C][R];
     if (--turn < 0) fetch_group<9, C>(w + q8_at(g), ws, in.ahead), turn = in.passes - 1;
     (*in.cache)();
-    sums_q8<R, C>(w + q8_at(g), ws, in, g, sums);
+    const float* s = in.s + (FINE ? PER_FINE_GROUP : PER_GROUP) * g;
+    if (FINE) dot_halves<Bytes, R, C>(w + q8_at(g), ws, in.x + g * GROUP, in.xs, s, in.ss, sums);
+    else sums_q8<R, C>(w + q8_at(g), ws, in, g, sums);
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) {
       V wd = load_half((const uint16_t*)(w + q8_scales_at(g) + c * ws));
-      add_q8<R>(sums[c], wd, in.s + PER_GROUP * g, in.ss, acc[c]);
+      if (FINE) add_fine_q8<R>(sums[c], wd, s, in.ss, acc[c]);
+      else add_q8<R>(sums[c], wd, s, in.ss, acc[c]);
     }
   }
 #pragma GCC unroll 4
@@ -327,6 +369,9 @@ struct Product {
   int end, follows;  // of the blocks of this item, and where the thread's next item may begin; below 0: nowhere
   int16_t* wide;     // these rows' integers, or null
   CacheAhead* cache;
+  int groups;          // of K
+  int64_t block_size;  // bytes
+  int64_t per_row;     // floats that integers of a row have with them
   // Where the next unit, or C blocks, will be wanted from.
   template <int C>
   inline int after(int block) const {
@@ -343,21 +388,29 @@ static inline void dot_rows(const Product& p, int block, int row, V (*acc)[R]) {
 #if !defined(HR_TILES)
   if (m.storage == HR_Q4 || m.storage == HR_Q8) {
     const HrInts& ints = *p.ints;
-    const int groups = (m.k + GROUP - 1) / GROUP, before = row - p.first_row, all = p.end_row - p.first_row;
-    const int64_t size = block_bytes(m.storage, groups);
+    const int groups = p.groups, before = row - p.first_row, all = p.end_row - p.first_row;
+    const int64_t size = p.block_size;
     const int next = all >= ROWS_AHEAD ? p.after<C>(block) : block;
     const Integers in{ints.q + row * ints.stride,
                       ints.stride,
-                      scales_of(ints, row),
-                      ints.stride / GROUP * PER_GROUP,
+                      ints.scales + row * p.per_row,
+                      p.per_row,
                       (next - block) * size,
                       before / 4,
                       (all + 3) / 4,
                       p.cache,
                       p.wide ? p.wide + before * ints.stride : nullptr};
     const uint8_t* w = (const uint8_t*)m.data + block * size;
-    if (m.storage == HR_Q4) dot_q4<R, C>(w, groups, in, acc);
-    else dot_q8<R, C>(w, groups, in, acc);
+    if (ints.per_group == PER_FINE_GROUP) {
+      if constexpr (WHOLE_BYTES) {
+        if (m.storage == HR_Q4) dot_q4<R, C, true>(w, groups, in, acc);
+        else dot_q8<R, C, true>(w, groups, in, acc);
+      }
+    } else if (m.storage == HR_Q4) {
+      dot_q4<R, C, false>(w, groups, in, acc);
+    } else {
+      dot_q8<R, C, false>(w, groups, in, acc);
+    }
     return;
   }
 #endif
@@ -376,19 +429,41 @@ static inline void finish_row(const Product& p, int block, int row, V y) {
   if (p.residual.base) load_or_part(&x, p.residual.row(row) + at, n), y = add(y, x);
   store_or_part(p.out.row(row) + at, y, n);
 }
-// And of a unit, 4 blocks: 32 gates and their 32 ups, which make one group of integers, or 32 floats.
-static inline void finish_gated(const Product& p, int unit, int row, V gate0, V gate1, V up0, V up1) {
-  const V a = mul(activated(p.op.act, gate0), up0), b = mul(activated(p.op.act, gate1), up1);
-  if (p.op.qout >= 0) put_group(p.run.program->ints[p.op.qout], row, unit, a, b);
-  if (p.out.data) store(p.out.row(row) + 32 * unit, a), store(p.out.row(row) + 32 * unit + 16, b);
+// And of a unit, 4 blocks, of R rows: 32 gates and their 32 ups, which make one group of integers, or 32 floats.
+template <int R>
+static inline void finish_gated(const Product& p, int unit, int row, const V (*sums)[R]) {
+  V a[R], b[R];
+  for (int r = 0; r < R; r++) {
+    a[r] = mul(activated(p.op.act, sums[0][r]), sums[2][r]);
+    b[r] = mul(activated(p.op.act, sums[1][r]), sums[3][r]);
+  }
+  if (p.op.qout >= 0) put_rows<R>(p.run.program->ints[p.op.qout], row, unit, a, b);
+  if (!p.out.data) return;
+  for (int r = 0; r < R; r++) store(p.out.row(row + r) + 32 * unit, a[r]), store(p.out.row(row + r) + 32 * unit + 16, b[r]);
 }
 
 template <int R, int C>
 static inline void matmul_rows(const Product& p, int first_block, int row) {
   V acc[C][R];
   dot_rows<R, C>(p, first_block, row, acc);
-  for (int c = 0; c < C; c++)
-    for (int r = 0; r < R; r++) finish_row(p, first_block + c, row + r, acc[c][r]);
+  const int at = first_block * 16;
+  if (at + 16 * C > p.m.n || p.residual.map) {
+    for (int c = 0; c < C; c++)
+      for (int r = 0; r < R; r++) finish_row(p, first_block + c, row + r, acc[c][r]);
+    return;
+  }
+  // Whole blocks of rows a stride apart: nothing is looked up for each.
+  float* out = p.out.row(row) + at;
+  const float *more = p.residual.base ? p.residual.row(row) + at : nullptr, *bias = p.m.bias ? p.m.bias + at : nullptr;
+  for (int r = 0; r < R; r++, out += p.out.stride) {
+    for (int c = 0; c < C; c++) {
+      V y = acc[c][r];
+      if (bias) y = add(y, load(bias + 16 * c));
+      if (more) y = add(y, load(more + 16 * c));
+      store(out + 16 * c, y);
+    }
+    if (more) more += p.residual.stride;
+  }
 }
 
 template <int R>
@@ -396,7 +471,7 @@ static inline void gated_rows(const Product& p, int unit, int row) {
   V acc[4][R];
   constexpr int C = R < 4 ? 1 : COLUMNS;
   for (int i = 0; i < 4; i += C) dot_rows<R, C>(p, 4 * unit + i, row, acc + i);
-  for (int r = 0; r < R; r++) finish_gated(p, unit, row + r, acc[0][r], acc[1][r], acc[2][r], acc[3][r]);
+  finish_gated<R>(p, unit, row, acc);
 }
 
 // C blocks from `at` on, or the unit `at`.

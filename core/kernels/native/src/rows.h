@@ -221,23 +221,14 @@ static inline float put_value(const float* v, int hd, int slot, char* at) {
   return size / SHORT_VALUE;
 }
 
-#if defined(HR_TILES)
-
 // Integers of 8 bits, of which the largest of a row is 127.
 constexpr float BYTE = 127.0f;
+
+#if !defined(HR_AVX2)
 
 // Turns n features, in runs as long as n has factors of 2, by a Hadamard matrix: what one of them had in a row spreads over
 // all of its run, and products of two rows that were both turned stay what they were. A few features of a key are often many times
 // as large as the others, which would leave these few of 8 bits.
-static inline V spread_lanes(V v) {
-  // The swapped lanes, plus or minus what was there.
-  auto signs = [](uint16_t negative) { return _mm512_mask_blend_ps(negative, _mm512_set1_ps(1.0f), _mm512_set1_ps(-1.0f)); };
-  v.x = _mm512_fmadd_ps(v.x, signs(0xaaaa), _mm512_permute_ps(v.x, 0xb1));
-  v.x = _mm512_fmadd_ps(v.x, signs(0xcccc), _mm512_permute_ps(v.x, 0x4e));
-  v.x = _mm512_fmadd_ps(v.x, signs(0xf0f0), _mm512_shuffle_f32x4(v.x, v.x, 0xb1));
-  v.x = _mm512_fmadd_ps(v.x, signs(0xff00), _mm512_shuffle_f32x4(v.x, v.x, 0x4e));
-  return v;
-}
 static inline void spread(const float* from, float* to, int n) {
   const int run = n & -n;
   const V by = set1(1.0f / std::sqrt((float)run));
@@ -277,15 +268,12 @@ static inline float put_key_bytes(const HrCache& c, float* k, int hd, int slot, 
   return scale;
 }
 static inline float put_value_bytes(const float* v, int hd, int slot, char* at) {
-  int8_t bytes[512];
-  const float scale = bytes_of(v, hd, bytes);
-  char* to = at + slot / 4 * 4 * hd + slot % 4;
+  const float size = largest_of(v, hd);
+  const V by = to_shorts(size, BYTE);
+  int8_t* to = (int8_t*)at + slot / 4 * 4 * hd + slot % 4;
   // Of four slots the others may be another thread's.
-  for (int i = 0; i < hd; i += 16) {
-    const __m512i apart = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(bytes + i)));
-    _mm512_mask_storeu_epi8(to + 4 * i, 0x1111111111111111ull, apart);
-  }
-  return scale;
+  for (int i = 0; i < hd; i += 16) store_bytes_apart(to + 4 * i, to_int(mul(load(v + i), by)));
+  return size / BYTE;
 }
 
 #endif
@@ -310,7 +298,7 @@ static void store_kv(const Run& run, const HrOp& op, int first, int end) {
       char* values = at + c.value_offset;
       const float* v = value.row(row) + h * op.inner;
       float &key_scale = scales_at(c, op.inner, at)[slot], &value_scale = scales_at(c, op.inner, values)[slot];
-#if defined(HR_TILES)
+#if !defined(HR_AVX2)
       if (c.bits == 8) {
         key_scale = put_key_bytes(c, k, op.inner, slot, at);
         value_scale = put_value_bytes(v, op.inner, slot, values);

@@ -174,7 +174,8 @@ struct Finish {
     if (p.m.gated) {
       for (; done < end; done++) {
         const float* from = sums.of(done);
-        finish_gated(p, sums.block / 4, sums.row + done, sum(from, 0), sum(from, 1), sum(from, 2), sum(from, 3));
+        const V each[4][1] = {{sum(from, 0)}, {sum(from, 1)}, {sum(from, 2)}, {sum(from, 3)}};
+        finish_gated<1>(p, sums.block / 4, sums.row + done, each);
       }
     } else if (sums.blocks == 2 && (sums.block + 2) * 16 <= p.m.n && !p.residual.map) {
       rows_of_two(end);

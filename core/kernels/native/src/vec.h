@@ -3,7 +3,7 @@
 // integers. Beside them, what the registers allow:
 // COLUMNS, blocks of outputs that a product takes at once; CHAINS, sums that keep the multipliers busy; POWERS, vectors of
 // which a softmax takes powers at once; ROWS_AHEAD, rows from which on weights are asked for before they are wanted, where the
-// processor does not see well enough by itself what comes.
+// processor does not see well enough by itself what comes; WHOLE_BYTES, whether products of all 8 bits of both factors can be summed.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -82,6 +82,30 @@ static inline I dot2(I sum, P a, P b) {
   return sum;
 }
 static inline I i_zero() { return {_mm512_setzero_si512()}; }
+static inline I i_set1(int i) { return {_mm512_set1_epi32(i)}; }
+static inline U zeros() { return _mm512_setzero_si512(); }
+static inline U set_quad(const char* p) { int32_t v; std::memcpy(&v, p, 4); return _mm512_set1_epi32(v); }
+// Signed bytes plus 128, without a sign.
+static inline U raised(U u) { return _mm512_xor_si512(u, _mm512_set1_epi8((char)0x80)); }
+// Plus four products each: of bytes without a sign, and with one. As assembly, like dot2.
+static inline I dot4(I sum, U a, U b) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum.x) : "v"(a), "v"(b));
+  return sum;
+}
+// Of 0 to 255.
+static inline void store_weights(uint8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtusepi32_epi8(v.x)); }
+// Lane j at p[4 j].
+static inline void store_bytes_apart(int8_t* p, I v) { _mm512_mask_storeu_epi8(p, 0x1111111111111111ull, v.x); }
+// Each run of 16 times a Hadamard matrix: pairs, pairs of pairs, and so on, plus and minus one another.
+static inline V spread_lanes(V v) {
+  // The swapped lanes, plus or minus what was there.
+  auto signs = [](uint16_t negative) { return _mm512_mask_blend_ps(negative, _mm512_set1_ps(1.0f), _mm512_set1_ps(-1.0f)); };
+  v.x = _mm512_fmadd_ps(v.x, signs(0xaaaa), _mm512_permute_ps(v.x, 0xb1));
+  v.x = _mm512_fmadd_ps(v.x, signs(0xcccc), _mm512_permute_ps(v.x, 0x4e));
+  v.x = _mm512_fmadd_ps(v.x, signs(0xf0f0), _mm512_shuffle_f32x4(v.x, v.x, 0xb1));
+  v.x = _mm512_fmadd_ps(v.x, signs(0xff00), _mm512_shuffle_f32x4(v.x, v.x, 0x4e));
+  return v;
+}
 static inline void store_shorts(int16_t* p, I v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(v.x)); }
 // Lane j at p[2 j]; what lies between is not touched. The lanes must fit.
 static inline void store_apart(int16_t* p, I v) { _mm512_mask_storeu_epi16(p, 0x55555555u, v.x); }
@@ -94,6 +118,7 @@ constexpr int ROWS_AHEAD = 1;
 static const int ROWS_AHEAD = __builtin_cpu_is("intel") ? 1 : 2;
 #endif
 constexpr int COLUMNS = 2, CHAINS = 12, POWERS = 4;
+constexpr bool WHOLE_BYTES = true;
 
 #elif defined(HR_AVX2)
 
@@ -193,6 +218,7 @@ static inline void store_shorts(int16_t* p, I v) {
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(v.x, v.y), 0xd8));
 }
 constexpr int COLUMNS = 1, CHAINS = 6, POWERS = 2, ROWS_AHEAD = 1;
+constexpr bool WHOLE_BYTES = false;  // D has 16 bits for two of them.
 // Of 8-bit weights not even two products fit into 16 bits: they are multiplied as 16-bit integers, values 0 and 2 of four with
 // one instruction, 1 and 3 with another.
 #define HR_WIDE
@@ -279,10 +305,29 @@ static inline I dot2(I sum, const P& a, const P& b) {
   return sum;
 }
 static inline I i_zero() { return {}; }
+static inline I i_set1(int i) { I r; HR_EACH r.i[j] = i; return r; }
+static inline U zeros() { return {}; }
+static inline U set_quad(const char* p) { U r; HR_EACH std::memcpy(r.u + 4 * j, p, 4); return r; }
+static inline U raised(U u) { for (auto& b : u.u) b ^= 0x80; return u; }
+static inline I dot4(I sum, const U& a, const U& b) {
+  for (int j = 0; j < 64; j++) sum.i[j / 4] += a.u[j] * (int8_t)b.u[j];
+  return sum;
+}
+static inline void store_weights(uint8_t* p, I v) { HR_EACH p[j] = (uint8_t)(v.i[j] < 0 || v.i[j] > 255 ? 255 : v.i[j]); }
+static inline void store_bytes_apart(int8_t* p, I v) { HR_EACH p[4 * j] = (int8_t)v.i[j]; }
+static inline V spread_lanes(V v) {
+  for (int apart = 1; apart < 16; apart *= 2) {
+    V next;
+    HR_EACH next.f[j] = j & apart ? v.f[j ^ apart] - v.f[j] : v.f[j] + v.f[j ^ apart];
+    v = next;
+  }
+  return v;
+}
 static inline void store_shorts(int16_t* p, I v) {
   HR_EACH p[j] = (int16_t)(v.i[j] < -32768 ? -32768 : v.i[j] > 32767 ? 32767 : v.i[j]);
 }
 constexpr int COLUMNS = 1, CHAINS = 1, POWERS = 1, ROWS_AHEAD = 2;
+constexpr bool WHOLE_BYTES = true;
 
 #endif
 
