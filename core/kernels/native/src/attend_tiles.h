@@ -36,17 +36,6 @@ static void set_attention_tiles(int hd, int n) {
   shapes.set();
 }
 
-// What comes next is on its way in parts, the keys beside the scores and the values beside the softmax, or what is wanted now would
-// wait behind it.
-static inline void fetch_keys(const Tile* next, int column) {
-  if (next && column < next->columns)
-    for (int i = 0; i < next->hd / 4; i++) fetch(next->keys[column] + i * next->key_stride);
-}
-static inline void fetch_values(const Tile* next, int column) {
-  if (next && column < next->columns)
-    for (int i = 0; i < next->hd * 16; i += 64) fetch(next->values[column] + i);
-}
-
 // Sums of products of queries and keys, as integers where scores will be.
 static void scores_of_bytes(const Tile& t, const Tile* next, const Gathered& g) {
   const int features = features_of(t.hd);
@@ -85,132 +74,11 @@ static void scores_of_bytes(const Tile& t, const Tile* next, const Gathered& g) 
   }
 }
 
-// The largest lanes of 16 vectors: lane i is that of the i-th.
-static inline V largest_of_each(const V* rows) {
-  __m512 a[8], b[4], c[2];
-  for (int i = 0; i < 8; i++)
-    a[i] = _mm512_max_ps(_mm512_unpacklo_ps(rows[i].x, rows[i + 8].x), _mm512_unpackhi_ps(rows[i].x, rows[i + 8].x));
-  for (int i = 0; i < 4; i++) b[i] = _mm512_max_ps(_mm512_unpacklo_ps(a[i], a[i + 4]), _mm512_unpackhi_ps(a[i], a[i + 4]));
-  for (int i = 0; i < 2; i++)
-    c[i] = _mm512_max_ps(_mm512_shuffle_f32x4(b[i], b[i + 2], 0x44), _mm512_shuffle_f32x4(b[i], b[i + 2], 0xee));
-  const __m512 all = _mm512_max_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
-  const __m512i order = _mm512_setr_epi32(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
-  return {_mm512_permutexvar_ps(order, all)};
-}
-// Of n rows, in passes of 16; what `rows` and `largest` have behind them is written too.
-static inline void largest_of_rows(V* rows, int n, V none, float* most) {
-  if (n <= 4) {
-    for (int r = 0; r < n; r++) most[r] = largest(rows[r]);
-    return;
-  }
-  for (int r = n; r % 16; r++) rows[r] = none;
-  for (int r = 0; r < n; r += 16) store(most + r, largest_of_each(rows + r));
-}
-
-// The scales of a tile's keys and values, 0 where it has none, and whether any of the values' is no finite number.
-struct Scales {
-  V key[KEYS / 16], value[KEYS / 16];
-  bool odd;
-  explicit Scales(const Tile& t) {
-    Bad bad;
-    for (int c = 0; c < KEYS / 16; c++) {
-      key[c] = c < t.columns ? load(t.key_scales[c]) : zero();
-      value[c] = c < t.columns ? load(t.value_scales[c]) : zero();
-      watch(bad, sub(value[c], value[c]));
-    }
-    odd = any(bad);
-  }
-};
-
-// The scores of a row's products, and the largest in each lane. WHOLE: of a row that sees all of a whole tile.
-template <bool WHOLE>
-HR_INLINE V scores_of_row(float* s, const Scales& scales, float q_scale, float cap, const Seen& seen, int columns) {
-  V top = set1(LEAST);
-  const V by = set1(q_scale);
-#pragma GCC unroll 4
-  for (int c = 0; c < KEYS / 16; c++) {
-    if (!WHOLE && c >= columns) break;
-    V v = mul(mul(to_float(I{_mm512_loadu_si512(s + 16 * c)}), scales.key[c]), by);
-    if (cap > 0) v = mul(tanh(mul(v, set1(1.0f / cap))), set1(cap * LOG2_E));
-    if (!WHOLE) v = keep(v, seen.first - 16 * c, seen.end - 16 * c, -INFINITY);
-    store(s + 16 * c, v);
-    top = max(top, v);
-  }
-  return top;
-}
-
-// And its weights, times their values' scales: the largest in each lane. total: of the weights so far.
-template <bool WHOLE>
-HR_INLINE V weights_of_row(float* s, const Scales& scales, V top, V* total, const Seen& seen, int columns) {
-  V v[KEYS / 16], all = *total, heaviest = zero();
-#pragma GCC unroll 4
-  for (int c = 0; c < KEYS / 16; c++) v[c] = WHOLE || c < columns ? sub(load(s + 16 * c), top) : set1(LEAST);
-  powers_of_2<KEYS / 16>(v);
-#pragma GCC unroll 4
-  for (int c = 0; c < KEYS / 16; c++) {
-    // A score that is no number makes the sum none.
-    if (WHOLE || c < columns) all = add(all, v[c]);
-    v[c] = mul(v[c], scales.value[c]);
-    if (!WHOLE) {
-      v[c] = keep(v[c], seen.first - 16 * c, seen.end - 16 * c, 0.0f);
-      // And so does the scale of a value.
-      if (scales.odd) all = fma(v[c], zero(), all);
-    }
-    store(s + 16 * c, v[c]);
-    heaviest = max(heaviest, v[c]);
-  }
-  *total = all;
-  return heaviest;
-}
-
 // A processor whose tiles have had nothing to multiply for half a microsecond puts them to sleep, and stands still for a third of one
 // meanwhile (as measured; no manual says so). The softmax of many rows takes longer. So tiles get a product now and then, whose
 // sums nobody wants.
 static inline void keep_awake(int row, int n) {
   if (gathers(n) && row % TILE_ROWS == 0) HR_TILE_VALUE(0, 6, 7);
-}
-
-// `soften` of attention.h, with weights of 8 bits.
-static void soften_bytes(const Tile& t, const Tile* next, int tile, int window, float cap, Gathered& g) {
-  V rows[QUERIES + 16];
-  float most[QUERIES + 16];
-  const Scales scales(t);
-  const int columns = t.columns, n = g.n;
-  const bool whole = columns == KEYS / 16 && !scales.odd;
-  for (int r = 0; r < n; r++) {
-    keep_awake(r, n);
-    float* s = g.s + r * KEYS;
-    const Seen seen = seen_by(t, tile, window, g.positions[r]);
-    rows[r] = whole && seen.whole ? scores_of_row<true>(s, scales, g.q_scale[r], cap, seen, columns)
-                                  : scores_of_row<false>(s, scales, g.q_scale[r], cap, seen, columns);
-  }
-  largest_of_rows(rows, n, set1(LEAST), most);
-  raise_tops(g, most);
-  for (int r = 0; r < n; r++) {
-    keep_awake(r, n);
-    float* s = g.s + r * KEYS;
-    const Seen seen = seen_by(t, tile, window, g.positions[r]);
-    const V top = set1(g.top[r]);
-    V total = mul(load(g.total + 16 * r), set1(g.again[r]));
-    rows[r] = whole && seen.whole ? weights_of_row<true>(s, scales, top, &total, seen, columns)
-                                  : weights_of_row<false>(s, scales, top, &total, seen, columns);
-    store(g.total + 16 * r, total);
-    if (r < KEYS / 16) fetch_values(next, r);
-  }
-  largest_of_rows(rows, n, zero(), most);
-  for (int r = 0; r < n; r += 16) {
-    const V heaviest = max(load(most + r), set1(1e-30f));
-    store(g.w_scale + r, mul(heaviest, set1(1.0f / HEAVIEST)));
-    store(most + r, div(set1(HEAVIEST), heaviest));
-  }
-  uint8_t* w = (uint8_t*)g.w;
-  const float* s = g.s;
-  for (int r = 0; r < n; r++, w += KEYS, s += KEYS) {
-    const V by = set1(most[r]);
-#pragma GCC unroll 4
-    for (int c = 0; c < KEYS / 16; c++)
-      _mm_storeu_si128((__m128i*)(w + 16 * c), _mm512_cvtusepi32_epi8(to_int(mul(load(s + 16 * c), by)).x));
-  }
 }
 
 // Adds 16 n features from `feature` on of the rows' values, weighed, to what was gathered. values: of `columns` times 16 keys.

@@ -4,39 +4,18 @@
 // two pairs, or four, of each lane, twice what it does for floats, or four times, and nothing has to be converted on the way. A sum
 // over a tile is exact. (On the processor's tiles: attend_tiles.h.)
 #pragma once
-#include "rows.h"
+#include "softmax.h"
 
 namespace HR_ISA {
 
-constexpr int QUERIES = HR_MAX_QUERIES;  // query rows that a unit takes under the KV heads it takes together
-constexpr int KEYS = HR_KEYS;            // keys a tile has, aligned to absolute positions
-constexpr float LEAST = -1e38f;          // of scores, so that there is a largest even of none
-constexpr float LOG2_E = 1.44269504088896341f;
-constexpr float HEAVIEST = 255.0f;       // the largest of a row's weights in a tile, as 8 bits
-constexpr int TOGETHER = 2 * COLUMNS;    // vectors of keys, or of features, that are summed at once
-
-// The keys and values of one KV head over a tile: `columns` of 16 keys, which lie apart.
-struct Tile {
-  const char *keys[KEYS / 16], *values[KEYS / 16];
-  const float *key_scales[KEYS / 16], *value_scales[KEYS / 16];
-  int64_t key_stride;  // from one 4 bytes of a key's features to the next
-  int columns, num_keys, hd;
-};
-
-// The queries of some rows under one KV head, and what was gathered for them so far.
-struct Gathered {
-  int n;                             // queries
-  const int* positions;              // [n]
-  const int32_t* start;              // [n]: what a sum of products of keys begins with
-  char *q, *w;                       // [n, hd]; [n, KEYS], the weights of a tile's values
-  float *o, *s;                      // [n, hd]; [n, KEYS]
-  float *q_scale, *w_scale, *again;  // [n]; again: what is left of `o` when a tile is added
-  float *top, *total;                // [n], [n, 16]: the sum of weights is that of the lanes
-};
+constexpr int TOGETHER = 2 * COLUMNS;  // vectors of keys, or of features, that are summed at once
 
 // What 4 bytes hold of a key, a query, a value or a weight, and how they are multiplied.
 struct Shorts {
   static constexpr int N = 2;
+  // Scores are made of sums of products at once, in floats.
+  static inline void put(float* s, I sum, V key_scale, float q_scale) { ::HR_ISA::store(s, mul(mul(to_float(sum), key_scale), set1(q_scale))); }
+  static inline void soften(const Tile& t, int tile, const HrOp& op, Gathered& g) { ::HR_ISA::soften<Shorts>(t, tile, op.window, op.f1, g); }
   static inline P keys(const char* p) { return load_pairs((const int16_t*)p); }
   static inline P values(const char* p) { return load_pairs((const int16_t*)p); }
   static inline P set(const char* p) { return set_pair((const int16_t*)p); }
@@ -57,6 +36,13 @@ struct Shorts {
 // One factor of a product has no sign: keys get 128 more, and sums begin with as much less.
 struct Octets {
   static constexpr int N = 4;
+#if defined(HR_AVX512)
+  static inline void put(float* s, I sum, V, float) { store_ints(s, sum); }
+  static inline void soften(const Tile& t, int tile, const HrOp& op, Gathered& g) { soften_bytes(t, nullptr, tile, op.window, op.f1, g); }
+#else
+  static inline void put(float* s, I sum, V key_scale, float q_scale) { Shorts::put(s, sum, key_scale, q_scale); }
+  static inline void soften(const Tile& t, int tile, const HrOp& op, Gathered& g) { ::HR_ISA::soften<Octets>(t, tile, op.window, op.f1, g); }
+#endif
   static inline U keys(const char* p) { return raised(load_u((const uint8_t*)p)); }
   static inline U values(const char* p) { return load_u((const uint8_t*)p); }
   static inline U set(const char* p) { return set_quad(p); }
@@ -114,7 +100,7 @@ static inline void scores_of(const Tile& t, const Tile& next, int column, const 
     V scale = load(t.key_scales[column + c]);
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
-      store(g.s + (row + r) * KEYS + 16 * (column + c), mul(mul(to_float(acc[c][r]), scale), set1(g.q_scale[row + r])));
+      S::put(g.s + (row + r) * KEYS + 16 * (column + c), acc[c][r], scale, g.q_scale[row + r]);
   }
 }
 
@@ -190,93 +176,6 @@ static void values_of_rows(const Tile& t, const Tile* next, const Gathered& g, i
     else if ((n)-r == 1) { call(1); }     \
   } while (0)
 
-// Which keys of a tile a row sees.
-struct Seen {
-  int first, end;
-  bool whole;
-};
-static inline Seen seen_by(const Tile& t, int tile, int window, int position) {
-  const int first = window ? position - window + 1 - tile : 0, end = std::min(position + 1 - tile, t.num_keys);
-  return {first, end, first <= 0 && end >= 16 * t.columns};
-}
-
-// The weights of columns [c, c + N) of a row's tile: their sum, that of the weights times their values' scales, and the largest of
-// these.
-struct Weighed {
-  V all, scaled, heaviest;
-};
-template <int N>
-HR_INLINE void weigh(const Tile& t, const Seen& seen, int c, float* s, V top, Weighed& w) {
-  V v[N];
-#pragma GCC unroll 4
-  for (int i = 0; i < N; i++) v[i] = sub(load(s + 16 * (c + i)), top);
-  powers_of_2<N>(v);
-#pragma GCC unroll 4
-  for (int i = 0; i < N; i++) {
-    // A score that is no number makes the sum none.
-    w.all = add(w.all, v[i]);
-    v[i] = mul(v[i], load(t.value_scales[c + i]));
-    if (!seen.whole) v[i] = keep(v[i], seen.first - 16 * (c + i), seen.end - 16 * (c + i), 0.0f);
-    store(s + 16 * (c + i), v[i]);
-    w.scaled = add(w.scaled, v[i]);
-    w.heaviest = max(w.heaviest, v[i]);
-  }
-}
-
-// The largest scores so far, with those of a tile, and how much is left of what was gathered under smaller ones. `tops` has room
-// for 16 rows more.
-static inline void raise_tops(Gathered& g, float* tops) {
-  store(tops + g.n, set1(LEAST));
-  for (int r = 0; r < g.n; r += 16) {
-    V before = load(g.top + r), now = max(before, load(tops + r)), again = sub(before, now);
-    powers_of_2<1>(&again);
-    store(g.top + r, now);
-    store(g.again + r, again);
-  }
-}
-
-// The running softmax over the scores of a tile, which are logarithms to base 2: they become weights, of which the sums are
-// kept, and the scale of what was gathered before. In passes over the rows, for what one needs of the other takes long to
-// come. What is gathered has room for 16 rows more, so that no pass has to count: LEAST and 0 leave a row as it was.
-template <class S>
-static inline void soften(const Tile& t, int tile, int window, float cap, Gathered& g) {
-  float tops[QUERIES + 16], sums[QUERIES + 16], most[QUERIES + 16];
-  for (int r = 0; r < g.n; r++) {
-    float* s = g.s + r * KEYS;
-    const Seen seen = seen_by(t, tile, window, g.positions[r]);
-    V top = set1(LEAST);
-    for (int c = 0; c < t.columns; c++) {
-      V v = load(s + 16 * c);
-      if (cap > 0) v = mul(tanh(mul(v, set1(1.0f / cap))), set1(cap * LOG2_E));
-      if (!seen.whole) v = keep(v, seen.first - 16 * c, seen.end - 16 * c, -INFINITY);
-      if (cap > 0 || !seen.whole) store(s + 16 * c, v);
-      top = max(top, v);
-    }
-    tops[r] = largest(top);
-  }
-  raise_tops(g, tops);
-  for (int r = 0; r < g.n; r++) {
-    float *s = g.s + r * KEYS, *total = g.total + 16 * r;
-    const Seen seen = seen_by(t, tile, window, g.positions[r]);
-    const V top = set1(g.top[r]);
-    Weighed w{mul(load(total), set1(g.again[r])), zero(), zero()};
-    int c = 0;
-    for (; c + POWERS <= t.columns; c += POWERS) weigh<POWERS>(t, seen, c, s, top, w);
-    for (; POWERS > 1 && c < t.columns; c++) weigh<1>(t, seen, c, s, top, w);
-    store(total, w.all);
-    sums[r] = sum(w.scaled);
-    most[r] = largest(w.heaviest);
-  }
-  store(sums + g.n, zero());
-  store(most + g.n, zero());
-  for (int r = 0; r < g.n; r += 16) store(g.w_scale + r, S::scale(load(most + r), load(sums + r)));
-  for (int r = 0; r < g.n; r++) {
-    const float size = g.w_scale[r];
-    V by = set1(size > 0 && size < INFINITY ? 1.0f / size : 0.0f);
-    for (int c = 0; c < t.columns; c++) S::store(g.w, r * KEYS + 16 * c, to_int(mul(load(g.s + r * KEYS + 16 * c), by)));
-  }
-}
-
 // What attention reads of one KV head, from some position on, which is a multiple of 16.
 static Tile cached_tile(const Run& run, const HrOp& op, int seq, int kv_head, int tile, int num_keys) {
   const HrCache& c = run.program->cache;
@@ -301,7 +200,7 @@ static void attend_tile(const HrOp& op, int tile, const Tile& t, const Tile* nex
 #define HR_SCORES(R) scores_of_rows<S, R>(t, r == 0 ? next : nullptr, g, r)
   HR_BY_ROWS(HR_SCORES, g.n);
 #undef HR_SCORES
-  soften<S>(t, tile, op.window, op.f1, g);
+  S::soften(t, tile, op, g);
 #define HR_VALUES(R) values_of_rows<S, R>(t, r == 0 ? next : nullptr, g, r)
   HR_BY_ROWS(HR_VALUES, g.n);
 #undef HR_VALUES

@@ -21,7 +21,11 @@ static inline void store_or_part(float* p, V v, int n) {
 // -128 times this.
 constexpr int PER_GROUP = 3, PER_FINE_GROUP = 4;
 
-static inline float* scales_of(const HrInts& ints, int64_t row) { return ints.scales + row * (ints.stride / GROUP * ints.per_group); }
+// Rows that lie together group by group, so that a kernel finds them at fixed places beside one another.
+constexpr int TOGETHER_ROWS = 4;
+static inline int64_t place_of(const HrInts& ints, int64_t row, int64_t group) {
+  return (row / TOGETHER_ROWS * (ints.stride / GROUP) + group) * TOGETHER_ROWS + row % TOGETHER_ROWS;
+}
 
 // What makes integers -127 ... 127 of numbers of which `top` is the largest, and the scale of these. A NaN or an infinity must not
 // vanish in the rounding: it becomes the scale.
@@ -86,8 +90,9 @@ static inline void put_group(const HrInts& ints, int64_t row, int64_t group, V a
 
 // A group of a row.
 static inline void put_group(const HrInts& ints, int64_t row, int64_t group, V a, V b) {
-  int8_t* q = ints.q + row * ints.stride + GROUP * group;
-  float* scales = scales_of(ints, row) + ints.per_group * group;
+  const int64_t at = place_of(ints, row, group);
+  int8_t* q = ints.q + at * GROUP;
+  float* scales = ints.scales + at * ints.per_group;
   if (ints.per_group == PER_FINE_GROUP) quantize_halves(a, b, q, scales);
   else quantize_group(a, b, q, scales);
 }
@@ -107,53 +112,77 @@ static inline __m512 of_each(F f, const __m512* v) {
   return f(z, _mm512_shuffle_f32x4(z, z, 0xb1));
 }
 
-// `quantize_group` of four groups, whose steps wait for one another: all take each together.
+// What four vectors are multiplied with to be integers of which the largest is 127, and the scales of these.
+struct Scaled {
+  V by[4];
+  __m128 scale;
+  explicit Scaled(const __m512* sizes) {
+    const __m128 top = _mm512_castps512_ps128(of_each([](__m512 x, __m512 y) { return _mm512_max_ps(x, y); }, sizes));
+    const __mmask8 some = _mm_cmp_ps_mask(top, _mm_setzero_ps(), _CMP_GT_OQ);
+    const __m512 all = _mm512_broadcast_f32x4(_mm_maskz_div_ps(some, _mm_set1_ps(127.0f), top));
+    by[0] = {_mm512_permute_ps(all, 0x00)}, by[1] = {_mm512_permute_ps(all, 0x55)};
+    by[2] = {_mm512_permute_ps(all, 0xaa)}, by[3] = {_mm512_permute_ps(all, 0xff)};
+    scale = _mm_div_ps(top, _mm_set1_ps(127.0f));
+  }
+};
+static inline __m128 sums_of(const __m512i* ints) {
+  auto sum = [](__m512 x, __m512 y) { return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_castps_si512(y))); };
+  return _mm_cvtepi32_ps(_mm_castps_si128(_mm512_castps512_ps128(of_each(sum, (const __m512*)ints))));
+}
+
+// `quantize_group`, or `quantize_halves`, of four groups, whose steps wait for one another: all take each together.
+template <bool FINE>
 static inline void quantize_four(const V* a, const V* b, int8_t* const* q, float* const* scales) {
   constexpr int NO_NUMBER = 0x99;  // NaN or infinite
-  __m512 both[4];
+  __m512 first[4], second[4];
   __mmask16 bad = 0;
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {
     bad |= _mm512_fpclass_ps_mask(a[i].x, NO_NUMBER) | _mm512_fpclass_ps_mask(b[i].x, NO_NUMBER);
-    both[i] = max(abs(a[i]), abs(b[i])).x;
+    first[i] = abs(a[i]).x, second[i] = abs(b[i]).x;
+    if (!FINE) first[i] = _mm512_max_ps(first[i], second[i]);
   }
   if (bad) {
-    for (int i = 0; i < 4; i++) quantize_group(a[i], b[i], q[i], scales[i]);
+    for (int i = 0; i < 4; i++) {
+      if (FINE) quantize_halves(a[i], b[i], q[i], scales[i]);
+      else quantize_group(a[i], b[i], q[i], scales[i]);
+    }
     return;
   }
-  const __m128 top = _mm512_castps512_ps128(of_each([](__m512 x, __m512 y) { return _mm512_max_ps(x, y); }, both));
-  const __m128 inverse = _mm_maskz_div_ps(_mm_cmp_ps_mask(top, _mm_setzero_ps(), _CMP_GT_OQ), _mm_set1_ps(127.0f), top);
-  const __m512 by = _mm512_broadcast_f32x4(inverse);
-  const V each[4] = {{_mm512_permute_ps(by, 0x00)}, {_mm512_permute_ps(by, 0x55)}, {_mm512_permute_ps(by, 0xaa)}, {_mm512_permute_ps(by, 0xff)}};
+  const Scaled x(first), y(FINE ? second : first);
+  __m512i sums[4], more[4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {
-    const I ia = to_int(mul(a[i], each[i])), ib = to_int(mul(b[i], each[i]));
+    const I ia = to_int(mul(a[i], x.by[i])), ib = to_int(mul(b[i], FINE ? y.by[i] : x.by[i]));
     store_bytes(q[i], ia);
     store_bytes(q[i] + 16, ib);
-    both[i] = _mm512_castsi512_ps(_mm512_add_epi32(ia.x, ib.x));
+    sums[i] = FINE ? ia.x : _mm512_add_epi32(ia.x, ib.x), more[i] = ib.x;
   }
-  const __m512 sums = of_each([](__m512 x, __m512 y) { return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_castps_si512(y))); }, both);
-  __m128 s = _mm_div_ps(top, _mm_set1_ps(127.0f)), total = _mm_mul_ps(s, _mm_cvtepi32_ps(_mm_castps_si128(_mm512_castps512_ps128(sums))));
-  __m128 less = _mm_mul_ps(total, _mm_set1_ps(-128.0f)), none = _mm_setzero_ps();
-  _MM_TRANSPOSE4_PS(s, total, less, none);
-  const __m128 found[4] = {s, total, less, none};
+  __m128 total = _mm_mul_ps(x.scale, sums_of(sums));
+  if (FINE) total = _mm_add_ps(total, _mm_mul_ps(y.scale, sums_of(more)));
+  __m128 less = _mm_mul_ps(total, _mm_set1_ps(-128.0f)), found[4] = {x.scale, total, less, less};
+  if (FINE) found[1] = y.scale, found[2] = total;
+  _MM_TRANSPOSE4_PS(found[0], found[1], found[2], found[3]);
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) _mm_mask_storeu_ps(scales[i], 7, found[i]);
+  for (int i = 0; i < 4; i++) _mm_mask_storeu_ps(scales[i], FINE ? 15 : 7, found[i]);
 }
 
-// A group of each of R rows.
+// Four groups that lie `apart` from one another.
+static inline void put_four(const HrInts& ints, int64_t row, int64_t group, const V* a, const V* b, int64_t apart) {
+  const int64_t at = place_of(ints, row, group), q_step = apart * GROUP, s_step = apart * ints.per_group;
+  int8_t* q = ints.q + at * GROUP;
+  float* s = ints.scales + at * ints.per_group;
+  int8_t* const qs[4] = {q, q + q_step, q + 2 * q_step, q + 3 * q_step};
+  float* const ss[4] = {s, s + s_step, s + 2 * s_step, s + 3 * s_step};
+  if (ints.per_group == PER_FINE_GROUP) quantize_four<true>(a, b, qs, ss);
+  else quantize_four<false>(a, b, qs, ss);
+}
+
+// A group of each of R rows, the first of which is the first of some that lie together.
 template <int R>
 HR_INLINE void put_rows(const HrInts& ints, int64_t row, int64_t group, const V* a, const V* b) {
-  if (R != 4 || ints.per_group == PER_FINE_GROUP) {
-    for (int r = 0; r < R; r++) put_group(ints, row + r, group, a[r], b[r]);
-    return;
-  }
-  int8_t* q = ints.q + row * ints.stride + GROUP * group;
-  float* s = scales_of(ints, row) + PER_GROUP * group;
-  const int64_t next = ints.stride / GROUP * PER_GROUP;
-  int8_t* const qs[4] = {q, q + ints.stride, q + 2 * ints.stride, q + 3 * ints.stride};
-  float* const ss[4] = {s, s + next, s + 2 * next, s + 3 * next};
-  quantize_four(a, b, qs, ss);
+  if (R == TOGETHER_ROWS) return put_four(ints, row, group, a, b, 1);
+  for (int r = 0; r < R; r++) put_group(ints, row + r, group, a[r], b[r]);
 }
 
 #else
@@ -168,6 +197,13 @@ HR_INLINE void put_rows(const HrInts& ints, int64_t row, int64_t group, const V*
 // Values of a row from a group on. What a last group has no value for counts as 0.
 static inline void put_row(const HrInts& ints, int64_t row, int64_t group, const float* x, int width) {
   int at = 0;
+#if defined(HR_AVX512) && !defined(HR_TILES)
+  for (; at + 4 * GROUP <= width; at += 4 * GROUP, group += 4) {
+    V a[4], b[4];
+    for (int i = 0; i < 4; i++) a[i] = load(x + at + GROUP * i), b[i] = load(x + at + GROUP * i + 16);
+    put_four(ints, row, group, a, b, TOGETHER_ROWS);
+  }
+#endif
   for (; at + GROUP <= width; at += GROUP, group++) put_group(ints, row, group, load(x + at), load(x + at + 16));
   if (at == width) return;
   V a, b = zero();

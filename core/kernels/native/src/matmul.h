@@ -57,7 +57,7 @@ static void matmul(const Run& run, const HrOp& op, int first, int end, int next,
   const bool wide = WIDE && m.storage == HR_Q8;
   Product p{run, op, m, ints, operand(run, op, op.a), operand(run, op, op.b), outputs(run, op.out), first_row, first_row,
             end * blocks, next < 0 ? -1 : next % total * blocks, wide ? (int16_t*)scratch : nullptr, &cache,
-            (m.k + GROUP - 1) / GROUP, 0, ints ? ints->stride / GROUP * ints->per_group : 0};
+            (m.k + GROUP - 1) / GROUP, 0};
   if (m.storage == HR_Q4 || m.storage == HR_Q8) p.block_size = block_bytes(m.storage, p.groups);
 #if defined(HR_TILES)
   if (m.storage == HR_Q4 || m.storage == HR_Q8) {
@@ -74,7 +74,7 @@ static void matmul(const Run& run, const HrOp& op, int first, int end, int next,
     if (wide)
       for (int row = p.first_row; row < p.end_row; row++)
         for (int64_t k = 0; k < ints->stride; k += 16)
-          widen(ints->q + row * ints->stride + k, p.wide + (row - p.first_row) * ints->stride + k);
+          widen(ints->q + place_of(*ints, row, k / GROUP) * GROUP + k % GROUP, p.wide + (row - p.first_row) * ints->stride + k);
     int at = first;
     for (; COLUMNS > 1 && rows - first_row >= 4 && !m.gated && at + COLUMNS <= end; at += COLUMNS) all_rows<COLUMNS>(p, at);
     for (; at < end; at++) all_rows<1>(p, at);

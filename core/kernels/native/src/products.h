@@ -28,13 +28,13 @@ struct Bytes {
 
 // w: the group in the first of C blocks, the others ws bytes further on each.
 template <class W, int J, int R, int C>
-HR_INLINE void dot_quad(const uint8_t* w, int64_t ws, const int8_t* x, int64_t xs, D (*d)[R]) {
+HR_INLINE void dot_quad(const uint8_t* w, int64_t ws, const int8_t* x, D (*d)[R]) {
   U u[C];
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++) u[c] = W::template get<J>(w + c * ws);
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
-    B b = four(x + r * xs + 4 * J);
+    B b = four(x + r * GROUP + 4 * J);
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) d[c][r] = dot4(d[c][r], u[c], b);
   }
@@ -42,66 +42,66 @@ HR_INLINE void dot_quad(const uint8_t* w, int64_t ws, const int8_t* x, int64_t x
 
 // Sums of the products of quads J of one group, for R rows and C blocks.
 template <class W, int R, int C, int... J>
-HR_INLINE void dot_quads(const uint8_t* w, int64_t ws, const int8_t* x, int64_t xs, D (*d)[R]) {
+HR_INLINE void dot_quads(const uint8_t* w, int64_t ws, const int8_t* x, D (*d)[R]) {
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) d[c][r] = d_zero();
-  (dot_quad<W, J, R, C>(w, ws, x, xs, d), ...);
+  (dot_quad<W, J, R, C>(w, ws, x, d), ...);
 }
 // Of the whole group. Quads that share bytes come one after the other.
 template <class W, int R, int C>
-HR_INLINE void dot_group(const uint8_t* w, int64_t ws, const int8_t* x, int64_t xs, D (*d)[R]) {
-  dot_quads<W, R, C, 0, 4, 1, 5, 2, 6, 3, 7>(w, ws, x, xs, d);
+HR_INLINE void dot_group(const uint8_t* w, int64_t ws, const int8_t* x, D (*d)[R]) {
+  dot_quads<W, R, C, 0, 4, 1, 5, 2, 6, 3, 7>(w, ws, x, d);
 }
 // Of its halves, each times the scale it has. s: the floats with the group's integers.
 template <class W, int R, int C>
-HR_INLINE void dot_halves(const uint8_t* w, int64_t ws, const int8_t* x, int64_t xs, const float* s, int64_t ss, V (*sums)[R]) {
+HR_INLINE void dot_halves(const uint8_t* w, int64_t ws, const int8_t* x, const float* s, V (*sums)[R]) {
   D d[C][R];
   auto add = [&](int half) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++)
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
-        const V sum = to_float(d[c][r]), by = set1(s[r * ss + half]);
+        const V sum = to_float(d[c][r]), by = set1(s[r * PER_FINE_GROUP + half]);
         sums[c][r] = half ? fma(sum, by, sums[c][r]) : mul(sum, by);
       }
   };
-  dot_quads<W, R, C, 0, 1, 2, 3>(w, ws, x, xs, d);
+  dot_quads<W, R, C, 0, 1, 2, 3>(w, ws, x, d);
   add(0);
-  dot_quads<W, R, C, 4, 5, 6, 7>(w, ws, x, xs, d);
+  dot_quads<W, R, C, 4, 5, 6, 7>(w, ws, x, d);
   add(1);
 }
 
 // What a group adds, in this order for every kernel. s: the floats with the group's integers. 4-bit weights, d n + m:
 template <int R>
-HR_INLINE void add_q4(const V* sums, V wd, V wm, const float* s, int64_t ss, V* acc) {
+HR_INLINE void add_q4(const V* sums, V wd, V wm, const float* s, V* acc) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
-    acc[r] = fma(sums[r], mul(wd, set1(s[r * ss])), acc[r]);
-    acc[r] = fma(wm, set1(s[r * ss + 1]), acc[r]);
+    acc[r] = fma(sums[r], mul(wd, set1(s[r * PER_GROUP])), acc[r]);
+    acc[r] = fma(wm, set1(s[r * PER_GROUP + 1]), acc[r]);
   }
 }
 // 8-bit weights, d (n - 128):
 template <int R>
-HR_INLINE void add_q8(const V* sums, V wd, const float* s, int64_t ss, V* acc) {
+HR_INLINE void add_q8(const V* sums, V wd, const float* s, V* acc) {
 #pragma GCC unroll 8
-  for (int r = 0; r < R; r++) acc[r] = fma(fma(sums[r], set1(s[r * ss]), set1(s[r * ss + 2])), wd, acc[r]);
+  for (int r = 0; r < R; r++) acc[r] = fma(fma(sums[r], set1(s[r * PER_GROUP]), set1(s[r * PER_GROUP + 2])), wd, acc[r]);
 }
 
 // And where its halves have scales, by which their sums are multiplied already.
 template <int R>
-HR_INLINE void add_fine_q4(const V* sums, V wd, V wm, const float* s, int64_t ss, V* acc) {
+HR_INLINE void add_fine_q4(const V* sums, V wd, V wm, const float* s, V* acc) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
     acc[r] = fma(sums[r], wd, acc[r]);
-    acc[r] = fma(wm, set1(s[r * ss + 2]), acc[r]);
+    acc[r] = fma(wm, set1(s[r * PER_FINE_GROUP + 2]), acc[r]);
   }
 }
 template <int R>
-HR_INLINE void add_fine_q8(const V* sums, V wd, const float* s, int64_t ss, V* acc) {
+HR_INLINE void add_fine_q8(const V* sums, V wd, const float* s, V* acc) {
 #pragma GCC unroll 8
-  for (int r = 0; r < R; r++) acc[r] = fma(add(sums[r], set1(s[r * ss + 3])), wd, acc[r]);
+  for (int r = 0; r < R; r++) acc[r] = fma(add(sums[r], set1(s[r * PER_FINE_GROUP + 3])), wd, acc[r]);
 }
 
 // Lines that memory can bring while a processor multiplies one group of COLUMNS blocks by 4 rows.
@@ -132,18 +132,17 @@ struct CacheAhead {
   }
 };
 
-// The rows of a product's integers: the first row's, each row further on by xs bytes, its scales by ss floats. `ahead`: how
-// much further on weights lie that are wanted next, 0 where none are. Of these a pass over the rows asks for one group in
-// `passes`, beginning with the `pass`-th, so that memory has something to do all the while.
+// The rows of a product's integers, which lie together. `ahead`: how much further on weights lie that are wanted next, 0 where none
+// are. Of these a pass over the rows asks for one group in `passes`, beginning with the `pass`-th, so that memory has something to
+// do all the while.
 struct Integers {
   const int8_t* x;
-  int64_t xs;
   const float* s;
-  int64_t ss;
   int64_t ahead;
   int pass, passes;
   CacheAhead* cache;
-  const int16_t* wide;  // the same rows as `widen` makes them, or null
+  const int16_t* wide;  // the same rows as `widen` makes them, one after the other, or null
+  int64_t wide_stride;
 };
 
 template <int N, int C>
@@ -170,17 +169,18 @@ HR_INLINE void dot_q4(const uint8_t* w, int groups, const Integers in, V (*out)[
     V sums[C][R];
     if (--turn < 0) fetch_group<5, C>(w, ws, in.ahead), turn = in.passes - 1;
     (*in.cache)();
-    const float* s = in.s + (FINE ? PER_FINE_GROUP : PER_GROUP) * g;
-    if (FINE) dot_halves<Nibbles, R, C>(w, ws, in.x + g * GROUP, in.xs, s, in.ss, sums);
-    else dot_group<Nibbles, R, C>(w, ws, in.x + g * GROUP, in.xs, d);
+    const float* s = in.s + TOGETHER_ROWS * (FINE ? PER_FINE_GROUP : PER_GROUP) * g;
+    const int8_t* x = in.x + TOGETHER_ROWS * GROUP * g;
+    if (FINE) dot_halves<Nibbles, R, C>(w, ws, x, s, sums);
+    else dot_group<Nibbles, R, C>(w, ws, x, d);
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) {
       const uint16_t* by = (const uint16_t*)(w + c * ws + 256);
       if (!FINE)
         for (int r = 0; r < R; r++) sums[c][r] = to_float(d[c][r]);
       const V wd = load_half(by), wm = load_half(by + 16);
-      if (FINE) add_fine_q4<R>(sums[c], wd, wm, s, in.ss, acc[c]);
-      else add_q4<R>(sums[c], wd, wm, s, in.ss, acc[c]);
+      if (FINE) add_fine_q4<R>(sums[c], wd, wm, s, acc[c]);
+      else add_q4<R>(sums[c], wd, wm, s, acc[c]);
     }
   }
 #pragma GCC unroll 4
@@ -218,10 +218,10 @@ HR_INLINE void sums_q8(const uint8_t* w, int64_t ws, const Integers& in, int g, 
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) all[c][r] = i_zero();
   const int16_t* x = in.wide + g * GROUP;
-  wide_quad<0, R, C>(w, ws, x, in.xs, all), wide_quad<1, R, C>(w, ws, x, in.xs, all);
-  wide_quad<2, R, C>(w, ws, x, in.xs, all), wide_quad<3, R, C>(w, ws, x, in.xs, all);
-  wide_quad<4, R, C>(w, ws, x, in.xs, all), wide_quad<5, R, C>(w, ws, x, in.xs, all);
-  wide_quad<6, R, C>(w, ws, x, in.xs, all), wide_quad<7, R, C>(w, ws, x, in.xs, all);
+  wide_quad<0, R, C>(w, ws, x, in.wide_stride, all), wide_quad<1, R, C>(w, ws, x, in.wide_stride, all);
+  wide_quad<2, R, C>(w, ws, x, in.wide_stride, all), wide_quad<3, R, C>(w, ws, x, in.wide_stride, all);
+  wide_quad<4, R, C>(w, ws, x, in.wide_stride, all), wide_quad<5, R, C>(w, ws, x, in.wide_stride, all);
+  wide_quad<6, R, C>(w, ws, x, in.wide_stride, all), wide_quad<7, R, C>(w, ws, x, in.wide_stride, all);
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
 #pragma GCC unroll 8
@@ -233,7 +233,7 @@ static inline void widen(const int8_t*, int16_t*) {}
 template <int R, int C>
 HR_INLINE void sums_q8(const uint8_t* w, int64_t ws, const Integers& in, int g, V (*sums)[R]) {
   D d[C][R];
-  dot_group<Bytes, R, C>(w, ws, in.x + g * GROUP, in.xs, d);
+  dot_group<Bytes, R, C>(w, ws, in.x + TOGETHER_ROWS * GROUP * g, d);
 #pragma GCC unroll 4
   for (int c = 0; c < C; c++)
 #pragma GCC unroll 8
@@ -254,14 +254,14 @@ HR_INLINE void dot_q8(const uint8_t* w, int groups, const Integers in, V (*out)[
     V sums[C][R];
     if (--turn < 0) fetch_group<9, C>(w + q8_at(g), ws, in.ahead), turn = in.passes - 1;
     (*in.cache)();
-    const float* s = in.s + (FINE ? PER_FINE_GROUP : PER_GROUP) * g;
-    if (FINE) dot_halves<Bytes, R, C>(w + q8_at(g), ws, in.x + g * GROUP, in.xs, s, in.ss, sums);
+    const float* s = in.s + TOGETHER_ROWS * (FINE ? PER_FINE_GROUP : PER_GROUP) * g;
+    if (FINE) dot_halves<Bytes, R, C>(w + q8_at(g), ws, in.x + TOGETHER_ROWS * GROUP * g, s, sums);
     else sums_q8<R, C>(w + q8_at(g), ws, in, g, sums);
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) {
       V wd = load_half((const uint16_t*)(w + q8_scales_at(g) + c * ws));
-      if (FINE) add_fine_q8<R>(sums[c], wd, s, in.ss, acc[c]);
-      else add_q8<R>(sums[c], wd, s, in.ss, acc[c]);
+      if (FINE) add_fine_q8<R>(sums[c], wd, s, acc[c]);
+      else add_q8<R>(sums[c], wd, s, acc[c]);
     }
   }
 #pragma GCC unroll 4
@@ -371,7 +371,6 @@ struct Product {
   CacheAhead* cache;
   int groups;          // of K
   int64_t block_size;  // bytes
-  int64_t per_row;     // floats that integers of a row have with them
   // Where the next unit, or C blocks, will be wanted from.
   template <int C>
   inline int after(int block) const {
@@ -391,15 +390,15 @@ static inline void dot_rows(const Product& p, int block, int row, V (*acc)[R]) {
     const int groups = p.groups, before = row - p.first_row, all = p.end_row - p.first_row;
     const int64_t size = p.block_size;
     const int next = all >= ROWS_AHEAD ? p.after<C>(block) : block;
-    const Integers in{ints.q + row * ints.stride,
-                      ints.stride,
-                      ints.scales + row * p.per_row,
-                      p.per_row,
+    const int64_t place = place_of(ints, row, 0);
+    const Integers in{ints.q + place * GROUP,
+                      ints.scales + place * ints.per_group,
                       (next - block) * size,
                       before / 4,
                       (all + 3) / 4,
                       p.cache,
-                      p.wide ? p.wide + before * ints.stride : nullptr};
+                      p.wide ? p.wide + before * ints.stride : nullptr,
+                      ints.stride};
     const uint8_t* w = (const uint8_t*)m.data + block * size;
     if (ints.per_group == PER_FINE_GROUP) {
       if constexpr (WHOLE_BYTES) {

@@ -84,6 +84,7 @@ static inline I dot2(I sum, P a, P b) {
 static inline I i_zero() { return {_mm512_setzero_si512()}; }
 static inline I i_set1(int i) { return {_mm512_set1_epi32(i)}; }
 static inline U zeros() { return _mm512_setzero_si512(); }
+static inline void store_ints(float* p, I v) { _mm512_storeu_si512(p, v.x); }
 static inline U set_quad(const char* p) { int32_t v; std::memcpy(&v, p, 4); return _mm512_set1_epi32(v); }
 // Signed bytes plus 128, without a sign.
 static inline U raised(U u) { return _mm512_xor_si512(u, _mm512_set1_epi8((char)0x80)); }
