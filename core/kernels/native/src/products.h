@@ -389,7 +389,7 @@ static inline void dot_rows(const Product& p, int block, int row, V (*acc)[R]) {
     const HrInts& ints = *p.ints;
     const int groups = p.groups, before = row - p.first_row, all = p.end_row - p.first_row;
     const int64_t size = p.block_size;
-    const int next = all >= ROWS_AHEAD ? p.after<C>(block) : block;
+    const int next = p.after<C>(block);
     const int64_t place = place_of(ints, row, 0);
     const Integers in{ints.q + place * GROUP,
                       ints.scales + place * ints.per_group,

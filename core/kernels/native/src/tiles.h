@@ -273,7 +273,7 @@ static void sum_blocks(const Product& p, const float* divisors, int block, int r
   const int64_t size = block_bytes(m.storage, groups), xs = (int64_t)groups * TILE_BYTES;
   Opened<C> o{(const uint8_t*)m.data + block * size, size, opened, (once ? RING : groups) * (int64_t)TILE_BYTES, once ? RING - 1 : -1, {}, 0};
   for (int c = 0; c < C; c++) o.by[c] = _mm512_set1_ph((_Float16)(1.0f / divisors[block + c]));
-  if (open && p.end_row - p.first_row >= ROWS_AHEAD) o.ahead = (p.after<C>(block) - block) * size;
+  if (open) o.ahead = (p.after<C>(block) - block) * size;
   const uint8_t* x = (const uint8_t*)tile_row(*p.ints, row, 0);
   const bool two = n > TILE_ROWS;
   if (open && two) add_groups<W, C, true, true>(o, groups, x, xs, sums, *p.cache, finish);

@@ -2,8 +2,7 @@
 // V: 16 floats. I: 16 integers. D: 16 running integer sums of products of four. U: 64 unsigned bytes. P: 16 pairs of 16-bit
 // integers. Beside them, what the registers allow:
 // COLUMNS, blocks of outputs that a product takes at once; CHAINS, sums that keep the multipliers busy; POWERS, vectors of
-// which a softmax takes powers at once; ROWS_AHEAD, rows from which on weights are asked for before they are wanted, where the
-// processor does not see well enough by itself what comes; WHOLE_BYTES, whether products of all 8 bits of both factors can be summed.
+// which a softmax takes powers at once; WHOLE_BYTES, whether products of all 8 bits of both factors can be summed.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -111,13 +110,6 @@ static inline void store_shorts(int16_t* p, I v) { _mm256_storeu_si256((__m256i*
 // Lane j at p[2 j]; what lies between is not touched. The lanes must fit.
 static inline void store_apart(int16_t* p, I v) { _mm512_mask_storeu_epi16(p, 0x55555555u, v.x); }
 // 32 registers hold the sums of two blocks of outputs.
-#if defined(HR_TILES)
-constexpr int ROWS_AHEAD = 1;
-#else
-// One row goes through weights so fast that an Intel processor does not see them coming (1.4 times as long a step on one with
-// AMX); AMD's Zen 5 does.
-static const int ROWS_AHEAD = __builtin_cpu_is("intel") ? 1 : 2;
-#endif
 constexpr int COLUMNS = 2, CHAINS = 12, POWERS = 4;
 constexpr bool WHOLE_BYTES = true;
 
@@ -218,7 +210,7 @@ static inline I i_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256(
 static inline void store_shorts(int16_t* p, I v) {
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(v.x, v.y), 0xd8));
 }
-constexpr int COLUMNS = 1, CHAINS = 6, POWERS = 2, ROWS_AHEAD = 1;
+constexpr int COLUMNS = 1, CHAINS = 6, POWERS = 2;
 constexpr bool WHOLE_BYTES = false;  // D has 16 bits for two of them.
 // Of 8-bit weights not even two products fit into 16 bits: they are multiplied as 16-bit integers, values 0 and 2 of four with
 // one instruction, 1 and 3 with another.
@@ -327,7 +319,7 @@ static inline V spread_lanes(V v) {
 static inline void store_shorts(int16_t* p, I v) {
   HR_EACH p[j] = (int16_t)(v.i[j] < -32768 ? -32768 : v.i[j] > 32767 ? 32767 : v.i[j]);
 }
-constexpr int COLUMNS = 1, CHAINS = 1, POWERS = 1, ROWS_AHEAD = 2;
+constexpr int COLUMNS = 1, CHAINS = 1, POWERS = 1;
 constexpr bool WHOLE_BYTES = true;
 
 #endif
