@@ -13,6 +13,7 @@ exception is `tokenize`, which holds nothing that others need and is restarted.
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import secrets
@@ -159,9 +160,13 @@ class Engine:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from .build import build  # Brings torch along, which nobody needs before.
 
-        return await trio.to_thread.run_sync(
-            build, self._settings, progress or quiet, self._where or no_origin, abandon_on_cancel=True
-        )
+        def load() -> Parts:
+            parts = build(self._settings, progress or quiet, self._where or no_origin)
+            # What loading left behind goes now, and not while somebody waits for a token.
+            gc.collect()
+            return parts
+
+        return await trio.to_thread.run_sync(load, abandon_on_cancel=True)
 
     async def _run_line(self, parts: Parts) -> None:
         if self.state == "draining":

@@ -8,6 +8,7 @@ goes to the caller.
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import socket
@@ -141,8 +142,7 @@ async def serve(
             helpers.start_soon(_drain_on_signal, engine, writes, watchdog, settings.drain_s, running)
             if reload is not None:
                 helpers.start_soon(reload.on_hangup)
-            if ready is not None:
-                helpers.start_soon(_call_when_ready, engine, ready, running)
+            helpers.start_soon(_when_ready, engine, ready, running)
             async with trio.open_nursery() as nursery:
                 config = hypercorn_config(sock, writes, settings)
                 framework = cast("ASGIFramework", app)
@@ -157,6 +157,7 @@ async def serve(
                 writes.cut(trio.current_time() + LAST_WORDS_S)
                 stop.set()
             helpers.cancel_scope.cancel()
+    gc.unfreeze()
     if failure is not None:
         raise failure
 
@@ -234,7 +235,10 @@ async def _drain(engine: Engine, budget_s: float) -> None:
     log.info("drained", finished=report.finished, cut=report.cut)
 
 
-async def _call_when_ready(engine: Engine, ready: Callable[[], None], running: trio.CancelScope) -> None:
+async def _when_ready(engine: Engine, ready: Callable[[], None] | None, running: trio.CancelScope) -> None:
     await engine.ready.wait()
-    if not running.cancel_called:
+    # What is there now stays. Looking through it for garbage again and again would halt every stream for a tenth of a
+    # second each time.
+    gc.freeze()
+    if ready is not None and not running.cancel_called:
         ready()

@@ -1,5 +1,6 @@
 """Binding, loading, draining, dying: the life of the process."""
 
+import gc
 import json
 import os
 import signal
@@ -97,6 +98,23 @@ async def test_ready_is_called_once_the_model_is_loaded(engine, nursery):
     with trio.fail_after(5):
         await called.wait()
     await engine.drain(0)
+
+
+async def test_what_a_loaded_server_has_is_looked_through_for_garbage_no_more(engine):
+    sock = listen("127.0.0.1", 0, write_timeout_s=1)
+    kept = [[i] for i in range(1000)]
+    before = gc.get_freeze_count()
+    async with trio.open_nursery() as nursery:
+        called = trio.Event()
+        await nursery.start(partial(serve, engine, sock, Server(port=0), metrics=Metrics(), ready=called.set))
+        with trio.fail_after(5):
+            await called.wait()
+        assert gc.get_freeze_count() >= before + len(kept)
+        assert not any(each is kept for each in gc.get_objects())
+        await engine.drain(0)
+
+    assert gc.get_freeze_count() == 0
+    assert any(each is kept for each in gc.get_objects())
 
 
 async def test_when_the_engine_dies_clients_are_told_and_the_server_ends_with_its_error(engine):
