@@ -154,8 +154,9 @@ HR_INLINE void fetch_group(const uint8_t* w, int64_t ws, int64_t ahead) {
     for (int i = 0; i < N; i++) fetch(w + c * ws + ahead + 64 * i);
 }
 
-// 16 outputs of R rows, in C blocks. w: packed groups. FINE: whether halves of a group have scales.
-template <int R, int C, bool FINE>
+// 16 outputs of R rows, in C blocks. w: packed groups. FINE: whether halves of a group have scales. AHEAD: whether anything is to be
+// asked for meanwhile; of many passes over the rows few have to, and the others need not look.
+template <int R, int C, bool FINE, bool AHEAD>
 HR_INLINE void dot_q4(const uint8_t* w, int groups, const Integers in, V (*out)[R]) {
   const int64_t ws = (int64_t)groups * Q4_BYTES;
   V acc[C][R];  // Not in `out`, where each group would have to store them.
@@ -167,8 +168,10 @@ HR_INLINE void dot_q4(const uint8_t* w, int groups, const Integers in, V (*out)[
   for (int g = 0; g < groups; g++, w += Q4_BYTES) {
     D d[C][R];
     V sums[C][R];
-    if (--turn < 0) fetch_group<5, C>(w, ws, in.ahead), turn = in.passes - 1;
-    (*in.cache)();
+    if (AHEAD) {
+      if (--turn < 0) fetch_group<5, C>(w, ws, in.ahead), turn = in.passes - 1;
+      (*in.cache)();
+    }
     const float* s = in.s + TOGETHER_ROWS * (FINE ? PER_FINE_GROUP : PER_GROUP) * g;
     const int8_t* x = in.x + TOGETHER_ROWS * GROUP * g;
     if (FINE) dot_halves<Nibbles, R, C>(w, ws, x, s, sums);
@@ -241,7 +244,7 @@ HR_INLINE void sums_q8(const uint8_t* w, int64_t ws, const Integers& in, int g, 
 }
 #endif
 
-template <int R, int C, bool FINE>
+template <int R, int C, bool FINE, bool AHEAD>
 HR_INLINE void dot_q8(const uint8_t* w, int groups, const Integers in, V (*out)[R]) {
   const int64_t ws = block_bytes(HR_Q8, groups);
   V acc[C][R];
@@ -252,8 +255,10 @@ HR_INLINE void dot_q8(const uint8_t* w, int groups, const Integers in, V (*out)[
   int turn = in.pass;
   for (int g = 0; g < groups; g++) {
     V sums[C][R];
-    if (--turn < 0) fetch_group<9, C>(w + q8_at(g), ws, in.ahead), turn = in.passes - 1;
-    (*in.cache)();
+    if (AHEAD) {
+      if (--turn < 0) fetch_group<9, C>(w + q8_at(g), ws, in.ahead), turn = in.passes - 1;
+      (*in.cache)();
+    }
     const float* s = in.s + TOGETHER_ROWS * (FINE ? PER_FINE_GROUP : PER_GROUP) * g;
     if (FINE) dot_halves<Bytes, R, C>(w + q8_at(g), ws, in.x + TOGETHER_ROWS * GROUP * g, s, sums);
     else sums_q8<R, C>(w + q8_at(g), ws, in, g, sums);
@@ -381,6 +386,20 @@ struct Product {
   }
 };
 
+template <int R, int C, bool AHEAD>
+HR_INLINE void dot_ints(int storage, bool fine, const uint8_t* w, int groups, const Integers& in, V (*acc)[R]) {
+  if (fine) {
+    if constexpr (WHOLE_BYTES) {
+      if (storage == HR_Q4) dot_q4<R, C, true, AHEAD>(w, groups, in, acc);
+      else dot_q8<R, C, true, AHEAD>(w, groups, in, acc);
+    }
+  } else if (storage == HR_Q4) {
+    dot_q4<R, C, false, AHEAD>(w, groups, in, acc);
+  } else {
+    dot_q8<R, C, false, AHEAD>(w, groups, in, acc);
+  }
+}
+
 template <int R, int C>
 static inline void dot_rows(const Product& p, int block, int row, V (*acc)[R]) {
   const HrMatrix& m = p.m;
@@ -400,16 +419,9 @@ static inline void dot_rows(const Product& p, int block, int row, V (*acc)[R]) {
                       p.wide ? p.wide + before * ints.stride : nullptr,
                       ints.stride};
     const uint8_t* w = (const uint8_t*)m.data + block * size;
-    if (ints.per_group == PER_FINE_GROUP) {
-      if constexpr (WHOLE_BYTES) {
-        if (m.storage == HR_Q4) dot_q4<R, C, true>(w, groups, in, acc);
-        else dot_q8<R, C, true>(w, groups, in, acc);
-      }
-    } else if (m.storage == HR_Q4) {
-      dot_q4<R, C, false>(w, groups, in, acc);
-    } else {
-      dot_q8<R, C, false>(w, groups, in, acc);
-    }
+    const bool fine = ints.per_group == PER_FINE_GROUP, ahead = (in.ahead && in.pass < groups) || p.cache->each;
+    if (R == TOGETHER_ROWS && !ahead) dot_ints<R, C, false>(m.storage, fine, w, groups, in, acc);
+    else dot_ints<R, C, true>(m.storage, fine, w, groups, in, acc);
     return;
   }
 #endif
