@@ -76,7 +76,7 @@ class Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             description="The same in times a step that only decodes: how long running streams may pause for prompts; "
             "unset: no matter."
         ),
-    ] = 3.5
+    ] = 3.0
     start_pause_s: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(
