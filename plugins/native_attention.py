@@ -23,6 +23,8 @@ KEY_NORM, LARGEST_VALUE = 32767.0, 8191.0
 """Of 16 bits: what the norm of a key, and the largest feature of a value, becomes."""
 LARGEST_BYTE = 127.0
 """Of 8 bits: what the largest feature becomes, of keys after they were turned."""
+SMALL = 2.0**-112
+"""What is smaller counts as 0: what makes integers of it would be no float."""
 MAX_HEAD_DIM = 512
 BYTES_DIALECTS = ("amx", "avx512")
 """Instruction sets for which 8 bits are the faster ones."""
@@ -97,7 +99,7 @@ class NativeAttention(Sdpa):
         n = 32 // self.bits
         for i, (rows, size, whole) in enumerate(parts):
             numbers, scales = self._parts(kv, i)
-            by = torch.where((size > 0) & size.isfinite(), whole / size, 0.0)
+            by = torch.where((size >= SMALL) & size.isfinite(), whole / size, 0.0)
             found = (rows * by[..., None]).nan_to_num().round().to(kv.dtype)
             scales[plan.blocks, :, plan.offsets] = size / whole
             if i == 0:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from .native.pack import GROUP, Packed, dequantize, pack_q4, pack_q8
 
+SMALL: Final = 2.0**-112
+"""Activations of which the largest of a group is smaller count as 0: what makes integers of them would be no float."""
 SHRINK: Final = (1.0, 0.95, 0.9)
 """A range that leaves out the outermost values may serve the others better; each group takes the best of these."""
 
@@ -51,7 +53,7 @@ def round_activations(x: Tensor, group: int = GROUP) -> Tensor:
     """*x* `[rows, k]` as its integers say it: in groups of so many, -127 … 127 times a scale."""
     groups = x.reshape(*x.shape[:-1], x.shape[-1] // group, group)
     top = groups.abs().amax(-1, keepdim=True)
-    integers = torch.round(groups * torch.where(top > 0, 127 / top, 0))
+    integers = torch.round(groups * torch.where(top >= SMALL, 127 / top, 0))
     rounded: Tensor = (integers * (top / 127)).flatten(-2)
     return rounded
 

@@ -81,7 +81,7 @@ def test_a_step_writes_its_tokens_alone(path, kernels):
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("size", [0.0, 1e-12, 1e12])
+@pytest.mark.parametrize("size", [0.0, 1e-36, 1e-12, 1e12])
 def test_values_of_any_size_come_through(path, kernels, size):
     """All of a layer's values times *size*: float16 would have lost them."""
     model = open_native(path, Llama(), kernels=kernels)

@@ -12,7 +12,7 @@ from torch import nn
 from headrace.core.kernels.native.abi import Storage
 from headrace.core.kernels.native.pack import dequantize, pack_floats
 from headrace.core.kernels.native.pages import gather
-from headrace.core.kernels.quantized import QuantizedLinear, quantize_q4, round_activations
+from headrace.core.kernels.quantized import SMALL, QuantizedLinear, quantize_q4, round_activations
 from headrace.core.model.load import load
 from headrace.hooks.testing.attention import garbage
 from headrace.plugins.integers import Integers
@@ -245,6 +245,22 @@ def test_weights_of_any_size_give_the_same_digits(path, bits, kernels, factor):
     changed = open_native(path, Llama(), quantizer=Changed(bits, "head", change), kernels=kernels).forward(step)
 
     assert torch.equal(changed, usual * factor)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("company", [1, 4])
+@pytest.mark.parametrize("factor", [2.0**-100, 2.0**-125])
+def test_rows_so_small_that_nothing_makes_integers_of_them_stay_small(tmp_path, kernels, company, factor):
+    logits = []
+    for size in (1.0, factor):
+        made = transformers_model(**SIZES)
+        made.model.norm.weight.data *= size
+        made.save_pretrained(tmp_path / str(size))
+        model = open_native(tmp_path / str(size), Llama(), quantizer=integers(8), kernels=kernels)
+        logits.append(model.forward(batch(*[(PROMPT[:20], 0, [2 * i + 1, 2 * i + 2]) for i in range(company)])) / size)
+
+    small = torch.zeros_like(logits[0]) if factor < SMALL and not kernels.startswith("amx") else logits[0]
+    torch.testing.assert_close(logits[1], small, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

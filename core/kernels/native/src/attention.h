@@ -56,7 +56,7 @@ struct Octets {
     I all = i_zero();
     for (int i = 0; i < hd / 64 * 64; i += 64) all = dot4(all, raised(zeros()), load_u((const uint8_t*)to + i));
     *start = -(int32_t)sum(to_float(all));
-    for (int i = hd / 64 * 64; i < hd; i++) *start -= 128 * to[i];
+    for (int i = hd / 64 * 64; i < hd; i++) *start -= 128 * ((const int8_t*)to)[i];
     return scale;
   }
   // `all` is no number where one of the weights is none.

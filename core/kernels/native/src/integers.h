@@ -20,6 +20,8 @@ static inline void store_or_part(float* p, V v, int n) {
 // Floats that a group of integers has with it: its scale, or one for each half; the sum of the integers times their scales; and
 // -128 times this.
 constexpr int PER_GROUP = 3, PER_FINE_GROUP = 4;
+// Numbers of which the largest is smaller count as 0: what makes integers of them, of 16 bits too, would be no float.
+constexpr float SMALL = 0x1p-112f;
 
 // Rows that lie together group by group, so that a kernel finds them at fixed places beside one another.
 constexpr int TOGETHER_ROWS = 4;
@@ -29,12 +31,12 @@ static inline int64_t place_of(const HrInts& ints, int64_t row, int64_t group) {
 
 // What makes integers -127 ... 127 of numbers of which `top` is the largest, and the scale of these. A NaN or an infinity must not
 // vanish in the rounding: it becomes the scale.
-static inline V to_bytes(float top) { return set1(top > 0 ? 127.0f / top : 0.0f); }
+static inline V to_bytes(float top) { return set1(top >= SMALL ? 127.0f / top : 0.0f); }
 static inline float scale_of(float top, Bad bad) { return any(bad) ? NAN : top / 127.0f; }
 
 // One group of 32 as integers times a scale.
 static inline void quantize_group(V a, V b, int8_t* q, float* scale) {
-  float top = largest(max(abs(a), abs(b)));
+  const float top = largest(max(abs(a), abs(b)));
   Bad bad;
   watch(bad, sub(a, a));
   watch(bad, sub(b, b));
@@ -118,7 +120,7 @@ struct Scaled {
   __m128 scale;
   explicit Scaled(const __m512* sizes) {
     const __m128 top = _mm512_castps512_ps128(of_each([](__m512 x, __m512 y) { return _mm512_max_ps(x, y); }, sizes));
-    const __mmask8 some = _mm_cmp_ps_mask(top, _mm_setzero_ps(), _CMP_GT_OQ);
+    const __mmask8 some = _mm_cmp_ps_mask(top, _mm_set1_ps(SMALL), _CMP_GE_OQ);
     const __m512 all = _mm512_broadcast_f32x4(_mm_maskz_div_ps(some, _mm_set1_ps(127.0f), top));
     by[0] = {_mm512_permute_ps(all, 0x00)}, by[1] = {_mm512_permute_ps(all, 0x55)};
     by[2] = {_mm512_permute_ps(all, 0xaa)}, by[3] = {_mm512_permute_ps(all, 0xff)};

@@ -193,7 +193,7 @@ static inline float largest_of(const float* x, int n) {
 
 // What n features are multiplied with to be integers, of which `size` becomes `whole`. Where something is no finite number the
 // integers mean nothing, and their scale, size / whole, is none either.
-static inline V to_shorts(float size, float whole) { return set1(size > 0 && size < INFINITY ? whole / size : 0.0f); }
+static inline V to_shorts(float size, float whole) { return set1(size >= SMALL && size < INFINITY ? whole / size : 0.0f); }
 
 static inline float shorts_of(const float* x, int n, int16_t* to) {
   const float size = norm_of(x, n);

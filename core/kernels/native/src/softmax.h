@@ -111,7 +111,7 @@ static inline void soften(const Tile& t, int tile, int window, float cap, Gather
   for (int r = 0; r < g.n; r += 16) store(g.w_scale + r, S::scale(load(most + r), load(sums + r)));
   for (int r = 0; r < g.n; r++) {
     const float size = g.w_scale[r];
-    V by = set1(size > 0 && size < INFINITY ? 1.0f / size : 0.0f);
+    V by = set1(size >= 0x1p-126f && size < INFINITY ? 1.0f / size : 0.0f);
     for (int c = 0; c < t.columns; c++) S::store(g.w, r * KEYS + 16 * c, to_int(mul(load(g.s + r * KEYS + 16 * c), by)));
   }
 }
