@@ -23,8 +23,6 @@ KEY_NORM, LARGEST_VALUE = 32767.0, 8191.0
 """Of 16 bits: what the norm of a key, and the largest feature of a value, becomes."""
 LARGEST_BYTE = 127.0
 """Of 8 bits: what the largest feature becomes, of keys after they were turned."""
-SMALL = 2.0**-112
-"""What is smaller counts as 0: what makes integers of it would be no float."""
 MAX_HEAD_DIM = 512
 BYTES_DIALECTS = ("amx", "avx512")
 """Instruction sets for which 8 bits are the faster ones."""
@@ -91,6 +89,8 @@ class NativeAttention(Sdpa):
     def write(self, kv: Tensor, key: Tensor, value: Tensor, plan: Plan) -> None:
         """Store keys and values, each `[num_tokens, num_kv_heads, head_dim]`."""
         import torch
+
+        from ..core.kernels.native.abi import SMALL
 
         if self.bits == 8:
             parts = [(rows, rows.abs().amax(dim=-1), LARGEST_BYTE) for rows in (turned(key), value)]

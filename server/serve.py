@@ -157,7 +157,6 @@ async def serve(
                 writes.cut(trio.current_time() + LAST_WORDS_S)
                 stop.set()
             helpers.cancel_scope.cancel()
-    gc.unfreeze()
     if failure is not None:
         raise failure
 
@@ -240,5 +239,9 @@ async def _when_ready(engine: Engine, ready: Callable[[], None] | None, running:
     # What is there now stays. Looking through it for garbage again and again would halt every stream for a tenth of a
     # second each time.
     gc.freeze()
-    if ready is not None and not running.cancel_called:
-        ready()
+    try:
+        if ready is not None and not running.cancel_called:
+            ready()
+        await trio.sleep_forever()
+    finally:
+        gc.unfreeze()

@@ -14,10 +14,9 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from .native.abi import SMALL
 from .native.pack import GROUP, Packed, dequantize, pack_q4, pack_q8
 
-SMALL: Final = 2.0**-112
-"""Activations of which the largest of a group is smaller count as 0: what makes integers of them would be no float."""
 SHRINK: Final = (1.0, 0.95, 0.9)
 """A range that leaves out the outermost values may serve the others better; each group takes the best of these."""
 

@@ -14,6 +14,9 @@ VERSION = 7
 LIBRARY = Path(os.environ.get("HEADRACE_KERNELS") or Path(__file__).with_name("_headrace.so"))
 """The environment may name another build, such as one with sanitizers."""
 
+SMALL = 2.0**-112
+"""What is smaller counts as 0 where it becomes integers; see `integers.h`."""
+
 
 class Kind(IntEnum):
     """What an operation does; see `HrKind`."""

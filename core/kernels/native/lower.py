@@ -486,13 +486,13 @@ class _Lowering:
         return isinstance(op, p.Linear) and op.weight in self.packed and self.packed[op.weight].integers
 
     def _wants_fine(self, i: int) -> bool:
-        """Whether a product makes an attention's values of value *i*, or logits."""
+        """Whether a product makes an attention's values of value *i*. The head has integers of its own."""
         ops = self.program.ops
 
         def is_values(x: int) -> bool:
             return any(isinstance(op := ops[user], p.Attend) and op.value == x for user in self.users[x])
 
-        return self.fine and any(isinstance(ops[user], p.Head) or is_values(user) for user in self.users[i])
+        return self.fine and any(is_values(user) for user in self.users[i])
 
     def _integers(self, x: int) -> int:
         """The integers of value *x*, made now if they are not there."""

@@ -66,8 +66,8 @@ struct HrBuffer {
   int64_t stride;  // floats a row
 };
 
-// What products of 4- and 8-bit weights multiply, four rows together and of these a group of 32 values of K. `amx` has bfloat16 there, in the order of its tiles (see put_group), of twice the
-// bytes, and no scales; rows are whole tiles of 16.
+// What products of 4- and 8-bit weights multiply: four rows together, and of these a group of 32 values of K after the other. `amx` has
+// bfloat16 there, in the order of its tiles (see put_group), of twice the bytes, and no scales; rows are whole tiles of 16.
 struct HrInts {
   int8_t* q;          // [rows / 4, stride / 32, 4, 32]
   float* scales;      // [rows / 4, stride / 32, 4, per_group]

@@ -36,6 +36,13 @@ static void set_attention_tiles(int hd, int n) {
   shapes.set();
 }
 
+// The keys that come next are on their way beside the scores, the values beside the softmax, or what is wanted now would wait behind
+// them.
+static inline void fetch_keys(const Tile* next, int column) {
+  if (next && column < next->columns)
+    for (int i = 0; i < next->hd / 4; i++) fetch(next->keys[column] + i * next->key_stride);
+}
+
 // Sums of products of queries and keys, as integers where scores will be.
 static void scores_of_bytes(const Tile& t, const Tile* next, const Gathered& g) {
   const int features = features_of(t.hd);

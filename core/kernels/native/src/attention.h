@@ -14,8 +14,12 @@ constexpr int TOGETHER = 2 * COLUMNS;  // vectors of keys, or of features, that 
 struct Shorts {
   static constexpr int N = 2;
   // Scores are made of sums of products at once, in floats.
-  static inline void put(float* s, I sum, V key_scale, float q_scale) { ::HR_ISA::store(s, mul(mul(to_float(sum), key_scale), set1(q_scale))); }
-  static inline void soften(const Tile& t, int tile, const HrOp& op, Gathered& g) { ::HR_ISA::soften<Shorts>(t, tile, op.window, op.f1, g); }
+  static inline void put(float* s, I sum, V key_scale, float q_scale) {
+    ::HR_ISA::store(s, mul(mul(to_float(sum), key_scale), set1(q_scale)));
+  }
+  static inline void soften(const Tile& t, int tile, const HrOp& op, Gathered& g) {
+    ::HR_ISA::soften<Shorts>(t, tile, op.window, op.f1, g);
+  }
   static inline P keys(const char* p) { return load_pairs((const int16_t*)p); }
   static inline P values(const char* p) { return load_pairs((const int16_t*)p); }
   static inline P set(const char* p) { return set_pair((const int16_t*)p); }
@@ -38,10 +42,17 @@ struct Octets {
   static constexpr int N = 4;
 #if defined(HR_AVX512)
   static inline void put(float* s, I sum, V, float) { store_ints(s, sum); }
-  static inline void soften(const Tile& t, int tile, const HrOp& op, Gathered& g) { soften_bytes(t, nullptr, tile, op.window, op.f1, g); }
+  static inline void soften(const Tile& t, int tile, const HrOp& op, Gathered& g) {
+    soften_bytes(t, nullptr, tile, op.window, op.f1, g);
+  }
 #else
   static inline void put(float* s, I sum, V key_scale, float q_scale) { Shorts::put(s, sum, key_scale, q_scale); }
-  static inline void soften(const Tile& t, int tile, const HrOp& op, Gathered& g) { ::HR_ISA::soften<Octets>(t, tile, op.window, op.f1, g); }
+  static inline void soften(const Tile& t, int tile, const HrOp& op, Gathered& g) {
+    ::HR_ISA::soften<Octets>(t, tile, op.window, op.f1, g);
+  }
+  // `all` is no number where one of the weights is none.
+  static inline V scale(V most, V all) { return fma(all, zero(), mul(most, set1(1.0f / HEAVIEST))); }
+  static inline void store(char* w, int i, I weights) { store_weights((uint8_t*)w + i, weights); }
 #endif
   static inline U keys(const char* p) { return raised(load_u((const uint8_t*)p)); }
   static inline U values(const char* p) { return load_u((const uint8_t*)p); }
@@ -59,9 +70,6 @@ struct Octets {
     for (int i = hd / 64 * 64; i < hd; i++) *start -= 128 * ((const int8_t*)to)[i];
     return scale;
   }
-  // `all` is no number where one of the weights is none.
-  static inline V scale(V most, V all) { return fma(all, zero(), mul(most, set1(1.0f / HEAVIEST))); }
-  static inline void store(char* w, int i, I weights) { store_weights((uint8_t*)w + i, weights); }
 };
 #endif
 

@@ -420,9 +420,9 @@ static inline void dot_rows(const Product& p, int block, int row, V (*acc)[R]) {
                       ints.stride};
     const uint8_t* w = (const uint8_t*)m.data + block * size;
     const bool fine = ints.per_group == PER_FINE_GROUP, ahead = (in.ahead && in.pass < groups) || p.cache->each;
-    if (R == TOGETHER_ROWS && !ahead) dot_ints<R, C, false>(m.storage, fine, w, groups, in, acc);
-    else dot_ints<R, C, true>(m.storage, fine, w, groups, in, acc);
-    return;
+    if constexpr (R == TOGETHER_ROWS)
+      if (!ahead) return dot_ints<R, C, false>(m.storage, fine, w, groups, in, acc);
+    return dot_ints<R, C, true>(m.storage, fine, w, groups, in, acc);
   }
 #endif
   const int64_t cs = (int64_t)m.k * 16, at = block * cs, xs = p.a.stride;

@@ -118,12 +118,7 @@ static inline void soften(const Tile& t, int tile, int window, float cap, Gather
 
 #if defined(HR_AVX512)
 
-// What comes next is on its way in parts, the keys beside the scores and the values beside the softmax, or what is wanted now would
-// wait behind it.
-static inline void fetch_keys(const Tile* next, int column) {
-  if (next && column < next->columns)
-    for (int i = 0; i < next->hd / 4; i++) fetch(next->keys[column] + i * next->key_stride);
-}
+// The values that come next, beside the softmax.
 static inline void fetch_values(const Tile* next, int column) {
   if (next && column < next->columns)
     for (int i = 0; i < next->hd * 16; i += 64) fetch(next->values[column] + i);
@@ -252,7 +247,7 @@ static void soften_bytes(const Tile& t, const Tile* next, int tile, int window, 
     const V by = set1(most[r]);
 #pragma GCC unroll 4
     for (int c = 0; c < KEYS / 16; c++)
-      _mm_storeu_si128((__m128i*)(w + 16 * c), _mm512_cvtusepi32_epi8(to_int(mul(load(s + 16 * c), by)).x));
+      store_weights(w + 16 * c, to_int(mul(load(s + 16 * c), by)));
   }
 }
 
