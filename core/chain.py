@@ -9,7 +9,7 @@ of the batch goes on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -152,20 +152,22 @@ class Processor:
         on_call: told whose code runs now, each time before it does.
     """
 
-    __slots__ = ("_account", "_component", "_on_call", "_skips_greedy", "fused", "slots", "trusted")
+    __slots__ = ("_account", "_component", "_left", "_on_call", "_skips_greedy", "fused", "slots", "trusted")
 
     def __init__(self, bound: Bound, on_call: OnCall, ledger: Ledger) -> None:
         self._component = bound.component
         self._on_call = on_call
         self._account = ledger.account("logits_processor", bound)
         self.trusted = builtin(bound)
-        self.fused: tuple[str, str] | None = getattr(bound.component, "fused", None)
+        self.fused: Mapping[str, str] | None = getattr(bound.component, "fused", None)
         self._skips_greedy = bound.component.phase in _NOT_WHEN_GREEDY
         self.slots: set[int] = set()
+        self._left: set[int] = set()
 
     def admit(self, op: Admit, params: object) -> RequestError | None:
         """Take a slot's parameters; None: it does not use this processor. Gives back why that failed, if it did."""
         self.slots.discard(op.slot)
+        self._left.discard(op.slot)
         account = self._account
         if params is None:
             return None
@@ -194,10 +196,16 @@ class Processor:
             well: its sequence drew tokens and was never failed. Only that ends a row of failures, and no single call:
                 who fails in the middle of every answer has many calls before that go well.
         """
-        if slot in self.slots:
+        if slot in self.slots or slot in self._left:
             self.slots.discard(slot)
+            self._left.discard(slot)
             if well:
                 self._account.worked()
+
+    def leave(self, slot: int) -> None:
+        """The compiled draw does its work for *slot*, until that is admitted again."""
+        self.slots.discard(slot)
+        self._left.add(slot)
 
     def apply(self, drawing: DrawRows) -> None:
         """Change the rows of slots that use this processor."""

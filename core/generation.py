@@ -52,9 +52,9 @@ class Generation:
     def admit(self, op: Admit, *, greedy: bool) -> RequestError | None:
         """Take a slot's parameters. Gives back why it cannot draw, if it cannot."""
         self.slots.add(op.slot)
+        refusals = [processor.admit(op, params) for processor, params in zip(self._processors, op.chain, strict=True)]
         if self._fused is not None:
             self._fused.admit(op)
-        refusals = [processor.admit(op, params) for processor, params in zip(self._processors, op.chain, strict=True)]
         if not greedy:
             refusals.append(self._sampler.admit(op))
         return next((refusal for refusal in refusals if refusal is not None), None)
@@ -62,10 +62,17 @@ class Generation:
     def release(self, slot: int, *, well: bool, greedy: bool) -> None:
         """Nobody owns *slot* any more. See `Processor.release`."""
         self.slots.discard(slot)
+        if self._fused is not None:
+            self._fused.release(slot)
         for processor in self._processors:
             processor.release(slot, well=well)
         if well and not greedy:
             self._sampler.release()
+
+    def note(self, slot: int, token_id: int) -> None:
+        """A token was drawn for *slot*."""
+        if self._fused is not None:
+            self._fused.note(slot, token_id)
 
     def quick(self, drawing: DrawRows) -> list[int]:
         """Its rows that the compiled draw can do."""

@@ -202,9 +202,10 @@ class SamplingState:
         token_ids = generation.draw_plain(logits, *rows)
         if min(token_ids) < 0:
             return None  # The long way says of which row, and why.
-        history, last = self.history, self._last
+        history, last, note = self.history, self._last, generation.note
         for slot, token_id in zip(slots, token_ids, strict=True):
             history.append(slot, token_id)
+            note(slot, token_id)
             last[slot] = token_id
         return token_ids
 
@@ -250,6 +251,7 @@ class SamplingState:
                 drawing.errors.pop(row, None)
             elif row not in drawing.errors:
                 self.history.append(slot, token_ids[row])
+                self._owner(slot).generation.note(slot, token_ids[row])
                 self._last[slot] = token_ids[row]
             previous = token_ids[row]
         return token_ids

@@ -531,8 +531,9 @@ class LogitsProcessor(Protocol):
     Optional, looked up once:
         check(params) -> None: called at the door, on the loop; raises BadRequest.
         lookahead: bool = True. False: needs the last id on the host before the next step is planned.
-        fused: tuple[str, str]. One of `temperature`, `top_k`, `top_p`, `min_p`, and the field of the params it is: the
-            compiled draw may do this processor's work, and must come to the same.
+        fused: Mapping[str, str]. Which of `repetition`, `presence`, `frequency`, `temperature`, `top_k`, `top_p` and
+            `min_p` it is, each with the field of its params: the compiled draw may do this processor's work, and must
+            come to the same.
         speculative: bool = False. True: never reads `Rows.history`, so that it may be given rows after tokens that are
             only guessed; without it, requests that use this processor are not speculated for.
     """

@@ -6,6 +6,7 @@ Source: Nguyen et al. 2024, Turning Up the Heat: Min-p Sampling, arXiv:2407.0108
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -28,7 +29,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class MinP:
     phase: ClassVar[Phase] = "truncate"
-    fused: ClassVar[tuple[str, str]] = ("min_p", "p")
+    fused: ClassVar[Mapping[str, str]] = {"min_p": "p"}
     speculative: ClassVar[bool] = True
 
     def __init__(self, context: Context, options: None) -> None:

@@ -6,6 +6,7 @@ tokens only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
@@ -27,6 +28,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class PresenceFrequency:
     phase: ClassVar[Phase] = "penalty"
+    fused: ClassVar[Mapping[str, str]] = {"presence": "presence", "frequency": "frequency"}
 
     def __init__(self, context: Context, options: None) -> None:
         assert context.sampling is not None

@@ -5,6 +5,7 @@ Source: Keskar et al. 2019, CTRL, arXiv:1909.05858, section 4.1; with negative l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
@@ -24,6 +25,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class Repetition:
     phase: ClassVar[Phase] = "penalty"
+    fused: ClassVar[Mapping[str, str]] = {"repetition": "penalty"}
 
     def __init__(self, context: Context, options: None) -> None:
         assert context.sampling is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import torch
@@ -23,7 +24,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class Temperature:
     phase: ClassVar[Phase] = "temperature"
-    fused: ClassVar[tuple[str, str]] = ("temperature", "value")
+    fused: ClassVar[Mapping[str, str]] = {"temperature": "value"}
     speculative: ClassVar[bool] = True
 
     def __init__(self, context: Context, options: None) -> None:

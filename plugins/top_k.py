@@ -6,7 +6,7 @@ Source: Fan et al. 2018, Hierarchical Neural Story Generation, arXiv:1805.04833,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -31,7 +31,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class TopK:
     phase: ClassVar[Phase] = "truncate"
-    fused: ClassVar[tuple[str, str]] = ("top_k", "k")
+    fused: ClassVar[Mapping[str, str]] = {"top_k": "k"}
     speculative: ClassVar[bool] = True
 
     def __init__(self, context: Context, options: None) -> None:

@@ -9,6 +9,7 @@ Source: Holtzman et al. 2020, The Curious Case of Neural Text Degeneration, arXi
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -38,7 +39,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class TopP:
     phase: ClassVar[Phase] = "truncate"
-    fused: ClassVar[tuple[str, str]] = ("top_p", "p")
+    fused: ClassVar[Mapping[str, str]] = {"top_p": "p"}
     speculative: ClassVar[bool] = True
 
     def __init__(self, context: Context, options: None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from array import array
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ import torch
 from headrace.core.kernels.native import abi
 from headrace.core.kernels.native.draw import Drawer, slots
 from headrace.core.uniform import uniforms
+from headrace.hooks.messages import Fork
+from headrace.plugins.presence_frequency import PresenceFrequency
+from headrace.plugins.repetition import Repetition
 from tests.native.compiled import DIALECTS, pytestmark
 from tests.sampling.chains import Line
 
@@ -251,3 +255,81 @@ def test_logits_of_another_number_of_rows_are_refused_before_compiled_code_reads
         line.admit(slot, temperature=0.0)
     with pytest.raises(ValueError, match="a row is needed for each of 2 slots"):
         line.draw(torch.zeros(num_rows, 50), [0, 1], [0, 0])
+
+
+PENALISED = [
+    {"temperature": 0.0, "chain": {"repetition": {"penalty": 1.3}}},
+    {
+        "temperature": 0.8,
+        "seed": 2,
+        "chain": {"repetition": {"penalty": 1.1}, "top-k": {"k": 40}, "top-p": {"p": 0.95}},
+    },
+    {"seed": 3, "chain": {"presence-frequency": {"presence": 0.5, "frequency": -0.3}}},
+    {"seed": 4, "chain": {"repetition": {"penalty": 0.8}, "presence-frequency": {"presence": -1.0, "frequency": 0.7}}},
+    # What a slot uses between a penalty and the temperature, or before both.
+    {"seed": 5, "chain": {"repetition": {"penalty": 1.5}, "min-tokens": {"count": 10}}, "end_ids": frozenset((3, 40))},
+    {"seed": 6, "chain": {"repetition": {"penalty": 1.5}, "logit-bias": {"bias": {7: 4.0, 8: -3.0}}}},
+    {"temperature": 0.0},
+]
+
+
+def penalised(drawer, **also):
+    line = Line(60, drawer=drawer)
+    for slot, params in enumerate(PENALISED):
+        line.admit(slot, prompt=(5, 9, 5, 7), **({"output": (11, 7, 11)} if slot % 2 else {}), **params, **also)
+    return line
+
+
+def test_penalties_within_the_call_are_those_of_the_processors(engine, monkeypatch):
+    """Forty tokens of which many come again, with a copy and a slot that is admitted anew on the way."""
+    called = []
+    for penalty in (Repetition, PresenceFrequency):
+
+        def apply(self, logits, rows, apply=penalty.apply):
+            called.append(list(rows.slots))
+            return apply(self, logits, rows)
+
+        monkeypatch.setattr(penalty, "apply", apply)
+    quick, slow = penalised(Drawer(engine)), penalised(None)
+    rows, generator = [4, 0, 6, 3, 1, 5, 2], torch.Generator().manual_seed(5)
+    for position in range(40):
+        if position == 12:
+            quick.state.apply_ops((Fork(source=3, slot=2, choice=1),))
+            slow.state.apply_ops((Fork(source=3, slot=2, choice=1),))
+        if position == 25:
+            quick.admit(1, prompt=(3, 3), **PENALISED[3])
+            slow.admit(1, prompt=(3, 3), **PENALISED[3])
+        logits = torch.randn(7, 60, generator=generator) * 2
+
+        called.clear()
+        drawn = quick.draw(logits, rows, [position] * 7).token_ids
+
+        # Only who uses another processor between its penalty and the temperature has that called.
+        assert called == [[4]], position
+        assert drawn == slow.draw(logits, rows, [position] * 7).token_ids, position
+    assert set(quick.state.history.seen(2).tolist()) == set(slow.state.history.seen(2).tolist())
+
+
+def test_a_step_that_goes_the_long_way_after_all_has_its_penalties_once(engine):
+    """A row without a token sends all rows of its step another way, after their logits were changed and put back."""
+    quick, slow = penalised(Drawer(engine)), penalised(None)
+    logits = torch.randn(7, 60, generator=torch.Generator().manual_seed(6)) * 2
+    logits[6, 1] = math.nan
+    rows = [0, 1, 2, 3, 5, 6]  # None of which needs a processor called but the one with a bias.
+    for position in range(3):
+        drawn, wanted = (line.draw(logits[rows], rows, [position] * 6) for line in (quick, slow))
+        assert drawn.token_ids == wanted.token_ids
+        assert list(drawn.errors) == list(wanted.errors) == [5]
+
+
+@pytest.mark.parametrize(
+    "penalty", [{"repetition": 1.7}, {"presence": 1.0, "frequency": 2.0, "repetition": 0.5}], ids=str
+)
+def test_logits_are_what_they_were_after_a_penalty(engine, penalty):
+    logits = torch.randn(3, 300)
+    logits[1, 7] = -math.inf
+    before, tokens = logits.clone(), array("i", [7, 8, 7, 299, 0, 8, 8, -1, 300])
+
+    ask(engine, logits, [0.3, 0.5, 0.7], tokens=tokens.buffer_info()[0], num_tokens=9, num_prompt=3, **penalty)
+
+    assert torch.equal(logits, before)

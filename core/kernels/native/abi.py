@@ -10,7 +10,7 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
-VERSION = 7
+VERSION = 8
 LIBRARY = Path(os.environ.get("HEADRACE_KERNELS") or Path(__file__).with_name("_headrace.so"))
 """The environment may name another build, such as one with sanitizers."""
 
@@ -178,7 +178,12 @@ class Draw(Structure):
         ("token", c_int32),
         ("top", c_float),
         ("choice", c_uint32),
-        ("pad", c_uint32),
+        ("num_prompt", c_int32),
+        ("tokens", c_void_p),
+        ("num_tokens", c_int32),
+        ("repetition", c_float),
+        ("presence", c_float),
+        ("frequency", c_float),
     )
 
 

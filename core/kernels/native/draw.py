@@ -1,7 +1,7 @@
-"""Temperature, truncation and the draw of a step's rows in one call, on the threads of the model.
+"""Penalties, temperature, truncation and the draw of a step's rows in one call, on the threads of the model.
 
-What it says is what the built-in processors `temperature`, `top-k`, `top-p` and `min-p` and the sampler `categorical`
-say one after the other, in that order.
+What it says is what the built-in processors `repetition`, `presence-frequency`, `temperature`, `top-k`, `top-p` and
+`min-p` and the sampler `categorical` say one after the other, in that order.
 """
 
 from __future__ import annotations
@@ -29,14 +29,20 @@ ROW: Final = np.dtype(
         ("token", np.int32),
         ("top", np.float32),
         ("choice", np.uint32),
-        ("pad", np.uint32),
+        ("num_prompt", np.int32),
+        ("tokens", np.uint64),
+        ("num_tokens", np.int32),
+        ("repetition", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
     ]
 )
 """`abi.Draw`, for numpy."""
 assert ROW.itemsize == ctypes.sizeof(abi.Draw)
 
 Params = npt.NDArray[Any]
-NEUTRAL: Final = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+NO_PENALTY: Final = {"repetition": 1.0, "presence": 0.0, "frequency": 0.0}
+NEUTRAL: Final = {**NO_PENALTY, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """Values that change nothing, in the order in which they are applied."""
 BY_COUNTER: Final = -1.0
 """A number that is made of seed, choice and position."""

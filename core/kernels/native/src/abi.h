@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define HR_ABI 7
+#define HR_ABI 8
 
 enum HrKind : int32_t {
   HR_EMBED,     // out = row tokens[t] of matrix
@@ -113,7 +113,8 @@ struct HrStep {
   int32_t num_tokens, num_seqs, num_samples, pad;
 };
 
-// One row's draw: temperature, then top-k, top-p and min-p, then one token by `uniform`. Ties go to the smaller id.
+// One row's draw: penalties for tokens that were there before, temperature, then top-k, top-p and min-p, then one token by
+// `uniform`. Ties go to the smaller id.
 struct HrDraw {
   float temperature;  // 0: the likeliest; below: none, only `top` is wanted
   float top_p;        // 1: off
@@ -121,8 +122,13 @@ struct HrDraw {
   int32_t top_k;      // 0: off
   double uniform;     // in [0, 1); below 0: made of the next three, as core/uniform.py says
   uint64_t seed, position;
-  const float* logits;
+  float* logits;  // written to and put back
   int32_t token;  // out; -1 where nothing can be drawn
-  float top;      // out: the largest logit; NaN where any is
-  uint32_t choice, pad;
+  float top;      // out: the largest logit that could be drawn; NaN where any is
+  uint32_t choice;
+  int32_t num_prompt;     // of `tokens`; all further ones were drawn
+  const int32_t* tokens;  // [num_tokens], where there are penalties
+  int32_t num_tokens;
+  float repetition;           // divides positive and multiplies negative logits of tokens; 1: off
+  float presence, frequency;  // subtracted from those that were drawn, once and for each time; 0: off
 };

@@ -24,8 +24,44 @@ struct Candidate {
 struct Workspace {
   std::vector<float> tops, ranked, weights;
   std::vector<double> sums;
-  std::vector<Candidate> kept;
+  std::vector<Candidate> kept, before;  // before: what logits were that a penalty changed
+  std::vector<int32_t> counts;          // [vocab_size], zeros between two uses
 };
+
+// The tokens from `first` on that are new to `counts`, with their logits, into `before`; how often each came into `counts`.
+static void count(const HrDraw& d, int first, int n, Workspace& w) {
+  if ((int)w.counts.size() < n) w.counts.resize((size_t)n);
+  for (int i = first; i < d.num_tokens; i++) {
+    const int32_t id = d.tokens[i];
+    if (id < 0 || id >= n) continue;
+    if (w.counts[(size_t)id]++ == 0) w.before.push_back({d.logits[id], id});
+  }
+}
+
+// Makes tokens that were there before less likely: as Keskar et al. 2019 (arXiv:1909.05858) with negative logits multiplied, then
+// as OpenAI's API has presence and frequency.
+static void penalize(const HrDraw& d, int n, Workspace& w) {
+  w.before.clear();
+  if (d.repetition != 1) {
+    count(d, 0, n, w);
+    for (const Candidate& c : w.before) {
+      d.logits[c.id] = c.logit < 0 ? c.logit * d.repetition : c.logit / d.repetition;
+      w.counts[(size_t)c.id] = 0;
+    }
+  }
+  if (d.presence == 0 && d.frequency == 0) return;
+  const size_t changed = w.before.size();
+  count(d, d.num_prompt, n, w);
+  for (size_t i = changed; i < w.before.size(); i++) {
+    int32_t& times = w.counts[(size_t)w.before[i].id];
+    d.logits[w.before[i].id] -= (float)times * d.frequency + d.presence;
+    times = 0;
+  }
+}
+// The last change first, for a token can be there twice.
+static void put_back(const HrDraw& d, Workspace& w) {
+  for (auto c = w.before.rbegin(); c != w.before.rend(); ++c) d.logits[c->id] = c->logit;
+}
 
 // The largest logit of each block. NaN where any is.
 static float block_tops(const float* x, int n, std::vector<float>& tops) {
@@ -191,8 +227,7 @@ static double uniform_of(uint64_t seed, uint64_t position, uint32_t choice) {
   return (double)(((uint64_t)c[0] << 32 | c[1]) >> 11) * 0x1p-53;
 }
 
-static void draw(HrDraw& d, int n) {
-  thread_local Workspace w;
+static void draw_token(HrDraw& d, int n, Workspace& w) {
   const float top = d.top = block_tops(d.logits, n, w.tops);
   d.token = -1;
   if (!std::isfinite(top) || d.temperature < 0) return;
@@ -205,6 +240,13 @@ static void draw(HrDraw& d, int n) {
   const float by = 1.0f / d.temperature;
   const bool all = (d.top_k <= 0 || d.top_k >= n) && d.top_p >= 1 && d.min_p <= 0;
   d.token = all ? draw_from_all(d, n, top, by, w) : draw_truncated(d, n, top, by, w);
+}
+
+static void draw(HrDraw& d, int n) {
+  thread_local Workspace w;
+  penalize(d, n, w);
+  draw_token(d, n, w);
+  put_back(d, w);
 }
 
 }  // namespace HR_ISA

@@ -263,7 +263,7 @@ void hr_draw(void* engine, HrDraw* rows, int32_t num_rows, int32_t vocab_size) {
 
 // The same for rows of which `slots` names the parameters among `all`, and `positions` where they are. What is drawn goes into
 // `tokens`, as HrDraw's does.
-void hr_draw_slots(void* engine, const HrDraw* all, const int32_t* slots, const int32_t* positions, const float* logits,
+void hr_draw_slots(void* engine, const HrDraw* all, const int32_t* slots, const int32_t* positions, float* logits,
                    int64_t stride, int32_t num_rows, int32_t vocab_size, int32_t* tokens) {
   Engine& e = *static_cast<Engine*>(engine);
   e.team.run(1, &num_rows, [&](int, int first, int end, int, int) {
