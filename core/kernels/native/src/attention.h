@@ -70,6 +70,39 @@ struct Octets {
     for (int i = hd / 64 * 64; i < hd; i++) *start -= 128 * ((const int8_t*)to)[i];
     return scale;
   }
+#if defined(HR_AVX512) && !defined(HR_TILES)
+  // Of four heads: what lanes have in common is found for all of them together. False where one has something that is no finite
+  // number.
+  static inline bool queries(const float* const* x, int hd, char* to, int32_t* start, float* scales) {
+    constexpr int NO_NUMBER = 0x99;
+    float turned[4][512];
+    __m512 most[4];
+    __mmask16 bad = 0;
+    for (int r = 0; r < 4; r++) {
+      spread(x[r], turned[r], hd);
+      most[r] = zero().x;
+      for (int i = 0; i < hd; i += 16) {
+        const V v = load(turned[r] + i);
+        bad |= _mm512_fpclass_ps_mask(v.x, NO_NUMBER);
+        most[r] = _mm512_max_ps(most[r], abs(v).x);
+      }
+    }
+    if (bad) return false;
+    const Scaled scaled(most);
+    __m512i sums[4];
+    for (int r = 0; r < 4; r++) {
+      sums[r] = _mm512_setzero_si512();
+      for (int i = 0; i < hd; i += 16) {
+        const I whole = to_int(mul(load(turned[r] + i), scaled.by[r]));
+        store_bytes((int8_t*)to + r * hd + i, whole);
+        sums[r] = _mm512_add_epi32(sums[r], whole.x);
+      }
+    }
+    _mm_storeu_ps(scales, scaled.scale);
+    _mm_storeu_si128((__m128i*)start, _mm_cvtps_epi32(_mm_mul_ps(sums_of(sums), _mm_set1_ps(-128.0f))));
+    return true;
+  }
+#endif
 };
 #endif
 
@@ -240,15 +273,36 @@ static Tile tile_of(const Run& run, const HrOp& op, const Span& span, int kv_hea
 
 static void finish_queries(const Run& run, const HrOp& op, const Unit& unit, int kv_head, Gathered& g) {
   const int hd = op.inner, heads = op.heads / op.kv_heads;
+  const int width = heads * hd, column = kv_head * width;
   for (int r = 0; r < g.n; r++) {
-    int row = run.rows[unit.first + r / heads], column = (kv_head * heads + r % heads) * hd;
     float* o = g.o + r * hd;
     V by = set1(1.0f / sum(load(g.total + 16 * r)));
     for (int i = 0; i < hd; i += 16) store(o + i, mul(load(o + i), by));
-    if (op.out.buf >= 0)
-      for (int i = 0; i < hd; i += 16) store(output(run, op.out, row) + column + i, load(o + i));
-    if (op.qout >= 0) put_row(run.program->ints[op.qout], row, column / GROUP, o, hd);
   }
+  // The heads of a row lie together.
+  for (int r = 0; r < g.n; r += heads) {
+    const int row = run.rows[unit.first + r / heads];
+    const float* o = g.o + r * hd;
+    if (op.out.buf >= 0)
+      for (int i = 0; i < width; i += 16) store(output(run, op.out, row) + column + i, load(o + i));
+    if (op.qout >= 0) put_row(run.program->ints[op.qout], row, column / GROUP, o, width);
+  }
+}
+
+// n heads of queries as integers, with where sums of products with them begin, and their scales.
+static void put_queries(bool bytes, const float* const* from, int n, int hd, char* q, int32_t* start, float* scales) {
+#if !defined(HR_AVX2)
+  for (int r = 0; bytes && r < n; r++) {
+#if defined(HR_AVX512) && !defined(HR_TILES)
+    if (r + 4 <= n && Octets::queries(from + r, hd, q + r * hd, start + r, scales + r)) {
+      r += 3;
+      continue;
+    }
+#endif
+    scales[r] = Octets::query(from[r], hd, q + r * hd, start + r);
+  }
+#endif
+  for (int r = 0; !bytes && r < n; r++) scales[r] = Shorts::query(from[r], hd, q + r * hd * 2, start + r);
 }
 
 // A unit under KV heads [first_head, end_head). Tiles of keys come in ascending order. following: what the same thread reads after
@@ -262,23 +316,19 @@ static void attend_unit(const Run& run, const HrOp& op, const Unit& unit, int fi
   float *o = (float*)(((uintptr_t)scratch + 63) / 64 * 64), *s = o + QUERIES * hd;
   char *q = (char*)(s + QUERIES * KEYS), *w = q + QUERIES * hd * 2;
   const HrBuffer& query = run.program->buffers[op.a.buf];
-  [[maybe_unused]] const bool bytes = run.program->cache.bits == 8;
+  const bool bytes = run.program->cache.bits == 8;
   const int width = hd * run.program->cache.bits / 8;
+  const float* from[QUERIES];
   for (int r = 0; r < all; r++) {
-    int head = (first_head + r / n) * heads + r % n % heads;
-    const int row = run.rows[unit.first + r % n / heads];
-    const float* from = query.data + row * query.stride + op.a.off + head * hd;
+    const int head = (first_head + r / n) * heads + r % n % heads, row = run.rows[unit.first + r % n / heads];
+    from[r] = query.data + row * query.stride + op.a.off + head * hd;
     positions[r] = run.step->positions[row];
-#if !defined(HR_AVX2)
-    q_scale[r] = bytes ? Octets::query(from, hd, q + r * width, start + r) : Shorts::query(from, hd, q + r * width, start + r);
-#else
-    q_scale[r] = Shorts::query(from, hd, q + r * width, start + r);
-#endif
-    q_scale[r] *= op.f1 > 0 ? op.f0 : op.f0 * LOG2_E;
     for (int i = 0; i < hd; i += 16) store(o + r * hd + i, zero());
     top[r] = LEAST;
     store(total + 16 * r, zero());
   }
+  put_queries(bytes, from, all, hd, q, start, q_scale);
+  for (int r = 0; r < all; r++) q_scale[r] *= op.f1 > 0 ? op.f0 : op.f0 * LOG2_E;
   auto gathered = [&](int h, const Span& span) {
     const int at = (h - first_head) * n + span.i * heads;
     return Gathered{span.n * heads, positions + at, start + at, q + at * width, w,        o + at * hd,

@@ -322,16 +322,28 @@ static V gelu(V x) {
   return load(t);
 }
 
-static inline V activated(int act, V x) {
+// N vectors, in place.
+template <int N>
+HR_INLINE void activate(int act, V* x) {
+  V u[N];
   switch (act) {
-    case HR_SILU: return times_sigmoid(x, x);
-    case HR_GELU_TANH: {
-      V u = mul(x, set1(0.7978845608028654f));
-      u = mul(u, fma(mul(x, x), set1(0.044715f), set1(1.0f)));
-      return times_sigmoid(x, add(u, u));
-    }
-    default: return gelu(x);
+    case HR_SILU:
+      for (int i = 0; i < N; i++) u[i] = x[i];
+      return times_sigmoid<N>(x, u);
+    case HR_GELU_TANH:
+      for (int i = 0; i < N; i++) {
+        u[i] = mul(x[i], set1(0.7978845608028654f));
+        u[i] = mul(u[i], fma(mul(x[i], x[i]), set1(0.044715f), set1(1.0f)));
+        u[i] = add(u[i], u[i]);
+      }
+      return times_sigmoid<N>(x, u);
+    default:
+      for (int i = 0; i < N; i++) x[i] = gelu(x[i]);
   }
+}
+static inline V activated(int act, V x) {
+  activate<1>(act, &x);
+  return x;
 }
 
 // Where rows of a float operand are, and which of them a domain's row i is.
@@ -443,11 +455,13 @@ static inline void finish_row(const Product& p, int block, int row, V y) {
 // And of a unit, 4 blocks, of R rows: 32 gates and their 32 ups, which make one group of integers, or 32 floats.
 template <int R>
 static inline void finish_gated(const Product& p, int unit, int row, const V (*sums)[R]) {
+  // As many at once as registers allow, for each step waits for the one before.
+  constexpr int N = R < POWERS ? 1 : POWERS;
   V a[R], b[R];
-  for (int r = 0; r < R; r++) {
-    a[r] = mul(activated(p.op.act, sums[0][r]), sums[2][r]);
-    b[r] = mul(activated(p.op.act, sums[1][r]), sums[3][r]);
-  }
+  for (int r = 0; r < R; r++) a[r] = sums[0][r], b[r] = sums[1][r];
+  for (int r = 0; r + N <= R; r += N) activate<N>(p.op.act, a + r), activate<N>(p.op.act, b + r);
+  for (int r = R / N * N; r < R; r++) activate<1>(p.op.act, a + r), activate<1>(p.op.act, b + r);
+  for (int r = 0; r < R; r++) a[r] = mul(a[r], sums[2][r]), b[r] = mul(b[r], sums[3][r]);
   if (p.op.qout >= 0) put_rows<R>(p.run.program->ints[p.op.qout], row, unit, a, b);
   if (!p.out.data) return;
   for (int r = 0; r < R; r++) store(p.out.row(row + r) + 32 * unit, a[r]), store(p.out.row(row + r) + 32 * unit + 16, b[r]);
