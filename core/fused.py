@@ -51,6 +51,7 @@ class FusedTail:
         row = self._params[op.slot]
         for name, value in NEUTRAL.items():
             row[name] = value
+        row["num_tokens"] = 0
         row["seed"], row["choice"] = (op.params.seed or 0) % 2**64, op.choice
         for place, processor in zip(self._places, self.replaced, strict=True):
             params = op.chain[place]
@@ -68,7 +69,8 @@ class FusedTail:
 
     def release(self, slot: int) -> None:
         """Nobody owns *slot* any more."""
-        self._tokens.pop(slot, None)
+        if self._tokens.pop(slot, None) is not None:
+            self._lengths[slot] = 0
 
     def note(self, slot: int, token_id: int) -> None:
         """Remember what was drawn for *slot*."""
@@ -114,14 +116,13 @@ class FusedTail:
         for processor, params in zip(reversed(self.before), reversed(op.chain[: len(self.before)]), strict=True):
             if op.slot not in processor.slots:
                 continue
-            fused = processor.fused or {}
-            places = [order.index(name) for name in fused if name in NO_PENALTY]
-            if not places or max(places) >= limit:
+            place = _place(processor, order[:limit])
+            if place is None:
                 break
-            for name, field in fused.items():
+            for name, field in (processor.fused or {}).items():
                 row[name] = getattr(params, field)
             processor.leave(op.slot)
-            limit, taken = min(places), True
+            limit, taken = place, True
         return taken
 
     def _point(self, slot: int) -> None:
@@ -140,5 +141,7 @@ def _run(processors: Sequence[Processor]) -> tuple[int, int]:
 
 
 def _place(processor: Processor, order: list[str]) -> int | None:
-    """Where in *order* a processor's work comes, if it is a part of it."""
-    return min((order.index(name) for name in processor.fused or {} if name in order), default=None)
+    """Where in *order* a processor's work begins, if all of it is there."""
+    if not processor.fused or not set(processor.fused) <= set(order):
+        return None
+    return min(order.index(name) for name in processor.fused)

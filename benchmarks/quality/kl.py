@@ -57,7 +57,7 @@ def read_texts(names: Sequence[str], most: int | None, *sets: str) -> dict[str, 
 def arguments(description: str) -> argparse.ArgumentParser:
     """What all measurements over the texts take."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--text", action="append", help="english, code or chinese; may be repeated (all)")
+    parser.add_argument("--text", action="append", help="such as english-2; may be repeated (the shorter three)")
     parser.add_argument("--contexts", type=int, metavar="N", help="the first N contexts of each text (all)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of torch (all cores)")
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"where the JSON goes (in {RESULTS.name}/)")

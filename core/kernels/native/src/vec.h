@@ -435,7 +435,7 @@ HR_INLINE void powers_of_2(V* x) {
   HR_ALL x[i] = times_power(p[i], n[i]);
 #undef HR_ALL
 }
-// Each of N vectors times the logistic function of as many others, all steps together; within 1e-6 of it where that is over 1e-8.
+// Each of N vectors times the logistic function of as many others, all steps together; within 2e-6 of it where that is over 1e-8.
 template <int N>
 HR_INLINE void times_sigmoid(V* x, const V* y) {
   V p[N];
