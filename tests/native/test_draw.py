@@ -17,7 +17,7 @@ from headrace.hooks.messages import Fork
 from headrace.plugins.presence_frequency import PresenceFrequency
 from headrace.plugins.repetition import Repetition
 from tests.native.compiled import DIALECTS, pytestmark
-from tests.sampling.chains import Line
+from tests.sampling.chains import Line, Stranger
 
 __all__ = ["pytestmark"]
 
@@ -335,28 +335,17 @@ def test_logits_are_what_they_were_after_a_penalty(engine, penalty):
     assert torch.equal(logits, before)
 
 
-class Both:
-    """A stranger's processor that says it is something, such as a penalty and the temperature at once."""
-
-    phase = "mask"
-    fused = None
-
-    def admit(self, slot, params, admitted):
-        return True
-
-    def apply(self, logits, rows):
-        return logits * 2
+SAYINGS = [{"repetition": "penalty", "temperature": "value"}, {"nonsense": "x"}, ("temperature", "value"), {}]
 
 
-@pytest.mark.parametrize("fused", [{"repetition": "penalty", "temperature": "value"}, {"nonsense": "x"}, ("temperature", "value"), {}], ids=str)
-def test_who_says_to_be_what_the_call_is_not_is_called(engine, monkeypatch, fused):
-    monkeypatch.setattr(Both, "fused", fused)
-    calls = []
-    monkeypatch.setattr(Both, "apply", lambda self, logits, rows: calls.append(rows.slots) or logits)
-    line = Line(50, drawer=Drawer(engine), strangers=[Both()])
+@pytest.mark.parametrize("fused", SAYINGS, ids=str)
+def test_who_says_to_be_what_no_part_of_the_call_is_is_called(engine, fused):
+    stranger = Stranger()
+    stranger.fused = fused
+    line = Line(50, drawer=Drawer(engine), strangers=[stranger])
     line.admit(0, temperature=0.0, strangers=[0], chain={"repetition": {"penalty": 2.0}}, prompt=(3,))
     logits = torch.zeros(1, 50)
     logits[0, 3], logits[0, 4] = 1.5, 1.0
 
     assert line.draw(logits, [0], [0]).token_ids == [4]
-    assert calls == [[0]]
+    assert [slots for _, slots in stranger.shown] == [[0]]
