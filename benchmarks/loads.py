@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import pairwise
-from operator import itemgetter
 from statistics import geometric_mean, median
 from typing import Any, Final, NamedTuple
 
@@ -22,8 +21,6 @@ REQUESTS: Final = {1: 3, 8: 16, 32: 32}
 """Streams at once → requests in all."""
 TURNS: Final = {1: 4, 32: 2}
 """Streams at once → how often sampling and greedy are asked in turn."""
-PAUSES: Final = 3
-"""Of which the middle one counts: a hypervisor takes processors away for 10 to 30 ms now and then, from anybody."""
 RUNNING_AFTER: Final = 32
 """Pieces after which a stream counts as running."""
 
@@ -119,13 +116,8 @@ async def shared(target: Target) -> Figures:
 async def pause(target: Target) -> Figures:
     """The longest silence of a running stream from the arrival of four 1,700-token prompts to their first tokens.
 
-    In units of that stream's median gap before they came; the middle one of several tries.
+    In units of that stream's median gap before they came.
     """
-    tries = [await _pause(target) for _ in range(PAUSES)]
-    return sorted(tries, key=itemgetter("pause"))[PAUSES // 2]
-
-
-async def _pause(target: Target) -> Figures:
     running = Stream(tell_after=RUNNING_AFTER)
     late = [Stream() for _ in range(4)]
     async with trio.open_nursery() as nursery:
