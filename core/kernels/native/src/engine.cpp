@@ -175,7 +175,7 @@ Items divide(Engine& e, const HrStep& step, const HrOp& op) {
     case HR_MATMUL: {
       const HrMatrix& m = e.program.matrices[op.matrix];
       const int blocks = (m.n + 15) / 16, total = rows ? (m.gated ? blocks / 4 : blocks) : 0;
-      const int per_thread = rows >= 16 ? e.dialect->many_items : e.dialect->few_items, parts = RowParts::of(rows, threads).parts;
+      const int per_thread = rows >= 16 ? e.dialect->many_items : e.dialect->few_items, parts = e.dialect->own_rows.parts(rows, threads).parts;
       int size = std::clamp(total * parts / (threads * per_thread), m.gated ? 1 : 2, 64);
       if (!m.gated) size &= ~1;  // Kernels take pairs.
       return {total, size, parts};

@@ -1,5 +1,7 @@
 // A step under way, and what each dialect offers.
 #pragma once
+#include <algorithm>
+
 #include "abi.h"
 
 // Rows that attention takes together: several of one sequence, or the last rows of several sequences that begin alike.
@@ -32,11 +34,15 @@ struct Run {
 
 // Rows of a product: with many, each thread has rows of its own rather than outputs, and what it computes stays in its caches.
 struct RowParts {
-  static constexpr int LEAST = 64;  // of a thread
   int parts, size;
-  static RowParts of(int rows, int threads) {
-    if (rows < LEAST * threads) return {1, rows};
-    const int size = ((rows + threads - 1) / threads + 31) / 32 * 32;
+};
+// From how many on a thread has rows of its own, and a multiple of what. Each thread reads all weights then: the more there are, the more
+// rows must be worth it.
+struct OwnRows {
+  int least, step;
+  inline RowParts parts(int rows, int threads) const {
+    if (rows < std::max(least, std::min(8 * threads, 64)) * threads) return {1, rows};
+    const int size = ((rows + threads - 1) / threads + step - 1) / step * step;
     return {(rows + size - 1) / size, size};
   }
 };
@@ -53,6 +59,7 @@ struct Dialect {
   int64_t (*multiply)(int64_t rounds);        // products in registers alone; how many
   void (*divisors)(const HrMatrix&, float*);  // see Run::divisors_of; one for each block
   int (*scratch)(const HrMatrix&);            // floats that a thread needs beside its rows
+  OwnRows own_rows;                           // of products
   int few_items, many_items;                  // of a thread, of a product of few rows, and of 16 or more
 };
 

@@ -11,8 +11,10 @@ namespace HR_ISA {
 // cache that may be asked for with a group even where memory is busy with weights.
 #if defined(HR_TILES)
 constexpr int ROWS_A_PASS = 2 * TILE_ROWS, SEVERAL_ROWS = 1, FEWEST_LINES = 12;
+constexpr OwnRows OWN_ROWS{2 * ROWS_A_PASS, ROWS_A_PASS};
 #else
 constexpr int ROWS_A_PASS = 4, SEVERAL_ROWS = 4, FEWEST_LINES = 1;
+constexpr OwnRows OWN_ROWS{4 * ROWS_A_PASS, ROWS_A_PASS};
 #endif
 
 // The part of the cache that items [first, end) of a product fetch. Weights come first: where memory is busy with them, as
@@ -48,7 +50,7 @@ static void matmul(const Run& run, const HrOp& op, int first, int end, int next,
   const HrMatrix& m = run.program->matrices[op.matrix];
   const HrInts* ints = op.qin >= 0 ? &run.program->ints[op.qin] : nullptr;
   const int blocks = m.gated ? 4 : 1, total = m.gated ? (m.n + 63) / 64 : (m.n + 15) / 16;
-  const RowParts parts = RowParts::of(rows, run.threads);
+  const RowParts parts = OWN_ROWS.parts(rows, run.threads);
   const int part = first / total, all = total * parts.parts;
   CacheAhead cache = cache_ahead(run, op, (float)first / (float)all, (float)end / (float)all, (end - first) * blocks, parts.size);
   first -= part * total, end -= part * total;
